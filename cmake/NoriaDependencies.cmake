@@ -1,0 +1,36 @@
+# Everything we link, from the distribution's packages; one readable sentence when something is missing.
+
+set(NORIA_DEBIAN_PACKAGES "libfmt-dev nlohmann-json3-dev libexpected-dev libxxhash-dev")
+
+find_package(Threads REQUIRED)
+find_package(fmt CONFIG QUIET)
+find_package(nlohmann_json CONFIG QUIET)
+find_path(NORIA_EXPECTED_INCLUDE tl/expected.hpp)
+find_path(NORIA_XXHASH_INCLUDE xxhash.h)
+find_library(NORIA_XXHASH_LIBRARY xxhash)
+if(NOT fmt_FOUND OR NOT nlohmann_json_FOUND OR NOT NORIA_EXPECTED_INCLUDE OR NOT NORIA_XXHASH_LIBRARY)
+  message(FATAL_ERROR "noria needs fmt, nlohmann-json, tl-expected and xxHash to build. "
+                      "On Debian or Ubuntu: apt-get install ${NORIA_DEBIAN_PACKAGES}")
+endif()
+add_library(noria_xxhash INTERFACE)
+target_include_directories(noria_xxhash SYSTEM INTERFACE ${NORIA_XXHASH_INCLUDE})
+target_link_libraries(noria_xxhash INTERFACE ${NORIA_XXHASH_LIBRARY})
+
+find_path(NORIA_URING_INCLUDE liburing.h)
+find_library(NORIA_URING_LIBRARY uring)
+if(NORIA_URING_INCLUDE AND NORIA_URING_LIBRARY)
+  add_library(noria_uring INTERFACE)
+  target_include_directories(noria_uring SYSTEM INTERFACE ${NORIA_URING_INCLUDE})
+  target_link_libraries(noria_uring INTERFACE ${NORIA_URING_LIBRARY})
+endif()
+
+if(NORIA_WITH_TORCH)
+  find_package(Python3 COMPONENTS Interpreter Development.Module REQUIRED)
+  find_package(TorchWheel REQUIRED)
+endif()
+if(NORIA_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(NORIA_BUILD_BENCH)
+  find_package(benchmark REQUIRED)
+endif()

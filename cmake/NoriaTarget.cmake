@@ -1,0 +1,56 @@
+# How our libraries, extensions and tests are declared.
+
+include(GNUInstallDirs)
+if(NORIA_BUILD_TESTS)
+  include(GoogleTest)
+endif()
+
+# A shared library of ours. Development builds put it beside the Python facade, so that the source tree imports.
+function(noria_library name)
+  add_library(${name} SHARED)
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                            $<INSTALL_INTERFACE:include>)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${name} PRIVATE noria_flags)
+  noria_place(${name})
+endfunction()
+
+# Where a binary goes, in development and installed; the loader finds our libraries beside it and torch's next door.
+function(noria_place name)
+  if(NORIA_WITH_TORCH AND NORIA_BUILD_PYTHON)
+    set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${NORIA_PYTHON_OUTPUT})
+  endif()
+  set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+  if(NORIA_PYTHON_INSTALL)
+    install(TARGETS ${name} LIBRARY DESTINATION noria COMPONENT python RUNTIME DESTINATION noria COMPONENT python)
+  endif()
+endfunction()
+
+# A Python extension module: pybind11 as bundled with torch, nothing exported but its entry point.
+function(noria_extension name)
+  add_library(${name} MODULE)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  set_target_properties(${name} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
+  execute_process(COMMAND ${Python3_EXECUTABLE} -c "import sysconfig;print(sysconfig.get_config_var('EXT_SUFFIX'),end='')"
+                  OUTPUT_VARIABLE suffix)
+  set_target_properties(${name} PROPERTIES SUFFIX "${suffix}")
+  target_link_libraries(${name} PRIVATE noria_flags torch::python)
+  noria_place(${name})
+endfunction()
+
+# noria_test(name SOURCES a.cpp ... LINK lib ...): one GoogleTest binary, one ctest entry per case.
+function(noria_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK;LABELS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE noria_flags ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+endfunction()
+
+# noria_bench(name SOURCES ... LINK ...): one Google Benchmark binary for one question.
+function(noria_bench name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${name} PRIVATE noria_flags ${arg_LINK} benchmark::benchmark)
+endfunction()

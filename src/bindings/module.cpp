@@ -1,0 +1,8 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/topics.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "noria's engine; the public names are in the package noria";
+  noria::init_core(m);
+}

@@ -1,0 +1,7 @@
+#include <noria/version.h>
+
+namespace noria {
+
+char const* version() noexcept { return NORIA_VERSION; }
+
+}  // namespace noria
