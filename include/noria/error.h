@@ -4,9 +4,11 @@
 
 #include <noria/bytes.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace noria {
 
@@ -41,23 +43,53 @@ class EvictedWeightError : public Error {
 /// Where PyTorch itself raises for an evicted weight, the text begins with this, then the weight's name.
 inline constexpr std::string_view kEvictedPrefix = "EvictedWeightError: ";
 
+/// What exactly is wrong with bytes on disk.
+enum class IntegrityCode {
+  kUnspecified,
+  kHeaderInvalid,     ///< a checkpoint's header is not the JSON it must be
+  kHeaderTooLarge,    ///< a header longer than the limit
+  kSizeOverflow,      ///< a shape whose size no file can have
+  kDtypeUnknown,      ///< a tensor was asked for whose dtype this version does not know
+  kTensorInvalid,     ///< a tensor's shape and dtype do not give the bytes it claims
+  kOffsetsInvalid,    ///< tensors that overlap, leave holes, or end elsewhere than the file
+  kIndexInvalid,      ///< a shard index that contradicts itself or its shards
+  kFileTruncated,     ///< the file ended before bytes that it had when it was opened
+  kFileChanged,       ///< the file is not the one that was opened
+  kChecksumMismatch,  ///< bytes that differ from the checksum written with them
+  kManifestInvalid,   ///< an offload folder whose manifest is damaged or describes something else
+};
+
+/// "HeaderInvalid", "FileChanged", ...: the name with which an IntegrityError's text begins.
+char const* integrity_code_name(IntegrityCode code) noexcept;
+
 /// Bytes on disk are not what they should be: a damaged header, a changed file, a checksum that differs.
 class IntegrityError : public Error {
  public:
   using Error::Error;
+  /// The text is "<code>: <path>: <message>".
+  IntegrityError(IntegrityCode code, std::string path, std::string const& message);
+  [[nodiscard]] IntegrityCode code() const noexcept { return code_; }
+  /// The file, empty when none is to blame.
+  [[nodiscard]] std::string const& path() const noexcept { return path_; }
+
+ private:
+  IntegrityCode code_ = IntegrityCode::kUnspecified;
+  std::string path_;
 };
 
-/// Input or output failed. `error_number` is errno, 0 when the system gave none.
+/// Input or output failed. `error_number` is errno, 0 when the system gave none; `offset` is where in the file.
 class StorageError : public Error {
  public:
-  StorageError(std::string const& message, std::string path, int error_number)
-      : Error(message), path_(std::move(path)), error_number_(error_number) {}
+  StorageError(std::string const& message, std::string path, int error_number, std::optional<Bytes> offset = {})
+      : Error(message), path_(std::move(path)), error_number_(error_number), offset_(offset) {}
   [[nodiscard]] std::string const& path() const noexcept { return path_; }
   [[nodiscard]] int error_number() const noexcept { return error_number_; }
+  [[nodiscard]] std::optional<Bytes> offset() const noexcept { return offset_; }
 
  private:
   std::string path_;
   int error_number_;
+  std::optional<Bytes> offset_;
 };
 
 /// A plan that cannot be made or that contradicts itself.
@@ -73,11 +105,11 @@ namespace detail {
 }  // namespace noria
 
 /// For users: throws `Type(message)` when `condition` is false. The message is built only then.
-#define NORIA_CHECK(condition, Type, ...)                                     \
-  do {                                                                        \
+#define NORIA_CHECK(condition, Type, ...)                                            \
+  do {                                                                               \
     if (!(condition)) [[unlikely]] { /* NOLINT(readability-simplify-boolean-expr) */ \
-      throw Type(__VA_ARGS__);                                                \
-    }                                                                         \
+      throw Type(__VA_ARGS__);                                                       \
+    }                                                                                \
   } while (false)
 
 /// For ourselves: a broken invariant is a noria::Error that names the place. Always on; keep the conditions cheap.

@@ -3,6 +3,46 @@
 
 #include <cstring>
 
+namespace noria {
+
+char const* integrity_code_name(IntegrityCode code) noexcept {
+  switch (code) {
+    case IntegrityCode::kUnspecified:
+      return "IntegrityError";
+    case IntegrityCode::kHeaderInvalid:
+      return "HeaderInvalid";
+    case IntegrityCode::kHeaderTooLarge:
+      return "HeaderTooLarge";
+    case IntegrityCode::kSizeOverflow:
+      return "SizeOverflow";
+    case IntegrityCode::kDtypeUnknown:
+      return "DtypeUnknown";
+    case IntegrityCode::kTensorInvalid:
+      return "TensorInvalid";
+    case IntegrityCode::kOffsetsInvalid:
+      return "OffsetsInvalid";
+    case IntegrityCode::kIndexInvalid:
+      return "IndexInvalid";
+    case IntegrityCode::kFileTruncated:
+      return "FileTruncated";
+    case IntegrityCode::kFileChanged:
+      return "FileChanged";
+    case IntegrityCode::kChecksumMismatch:
+      return "ChecksumMismatch";
+    case IntegrityCode::kManifestInvalid:
+      return "ManifestInvalid";
+  }
+  return "IntegrityError";
+}
+
+IntegrityError::IntegrityError(IntegrityCode code, std::string path, std::string const& message)
+    : Error(path.empty() ? fmt::format("{}: {}", integrity_code_name(code), message)
+                         : fmt::format("{}: {}: {}", integrity_code_name(code), path, message)),
+      code_(code),
+      path_(std::move(path)) {}
+
+}  // namespace noria
+
 namespace noria::detail {
 
 void assertion_failed(char const* condition, char const* file, int line, std::string const& message) {
