@@ -1,5 +1,3 @@
-#include "core/log.h"
-
 #include <noria/bytes.h>
 #include <noria/error.h>
 #include <noria/version.h>
@@ -7,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/topics.h"
+#include "core/log.h"
 
 namespace py = pybind11;
 
@@ -62,7 +61,8 @@ void init_core(py::module_& m) {
   m.def(
       "set_log_sink",
       [](py::function sink) {
-        // Held for the process: the sink is noria's own and a static holder must not be destroyed after the interpreter.
+        // Held for the process: the sink is noria's own and a static holder must not be destroyed after the
+        // interpreter.
         auto* const held = new py::function(std::move(sink));
         set_log_sink([held](LogLevel level, std::string_view text) {
           if (Py_IsInitialized() == 0) {

@@ -12,9 +12,9 @@ namespace noria {
 namespace {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
-  throw std::invalid_argument(
-      fmt::format("'{}' is not an amount of memory: {}. Write bytes as a number, or like '6GiB', '512MiB', '1.5GB', '80%'",
-                  text, why));
+  throw std::invalid_argument(fmt::format(
+      "'{}' is not an amount of memory: {}. Write bytes as a number, or like '6GiB', '512MiB', '1.5GB', '80%'", text,
+      why));
 }
 
 bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }

@@ -1,0 +1,48 @@
+/// Which groups stay on the device under a byte budget, and how large the ring for the others is.
+#pragma once
+
+#include <noria/bytes.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/order.h"
+
+namespace noria::plan {
+
+struct GroupUse {
+  Bytes bytes = 0;                      ///< on the device, padding included
+  std::uint32_t uses = 1;               ///< per pass
+  std::vector<GroupIndex> around = {};  ///< groups in use whenever this one is: those of the modules around it
+};
+
+struct Residency {
+  std::vector<bool> resident;
+  std::vector<Bytes> offsets;  ///< of residents, from the start of the arena; others 0
+  Bytes resident_bytes = 0;
+  Bytes ring_bytes = 0;      ///< follows the residents in the arena
+  Bytes streamed_bytes = 0;  ///< loaded in each pass
+  std::uint32_t depth = 0;   ///< groups in a row that the ring holds together
+};
+
+/// The smallest budget that works: the largest set of groups in use together. `largest` names the group whose use
+/// needs it.
+struct SmallestBudget {
+  Bytes bytes = 0;
+  GroupIndex largest = 0;
+};
+SmallestBudget smallest_budget(std::span<GroupUse const> groups);
+
+/// Note [Residents]
+/// Every resident saves its bytes in every pass; a deeper ring saves nothing, it only hides a copy behind one more
+/// computation. So the ring is as deep as `depth` groups in a row (2 hides the copies of equal groups) and all other
+/// bytes go to residents: the largest first where that makes the ring smaller, then evenly spaced in order of use, so
+/// that each streamed group has the computation of its resident neighbours to hide behind.
+///
+/// `order` is the order of uses in a pass. Throws BudgetError when the budget is below smallest_budget; the message has
+/// no names, the caller adds them.
+Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget,
+                           std::uint32_t depth);
+
+}  // namespace noria::plan

@@ -1,0 +1,106 @@
+#include "plan/ranges.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "support/random.h"
+
+namespace noria::plan {
+namespace {
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Side = RangeMap::Side;
+
+auto const kAnyGoes = [](GroupIndex) { return Tenancy{}; };
+
+TEST(RangeMap, EqualGroupsMakeARingOfSlots) {
+  RangeMap map(300);
+  std::vector<Bytes> begins;
+  for (GroupIndex group = 0; group < 9; ++group) {
+    // The previous one is in use, the one before it has just ended.
+    auto const placement = map.place(group, 100, Side::kLow, [&](GroupIndex other) {
+      return Tenancy{.stays = other + 2 >= group, .stays_long = other + 2 == group, .last_use = other + 1};
+    });
+    ASSERT_TRUE(placement);
+    begins.push_back(placement->begin);
+    if (group >= 3) {
+      EXPECT_THAT(placement->evicted, ElementsAre(group - 3));
+      EXPECT_EQ(begins[group], begins[group - 3]);
+    }
+  }
+}
+
+TEST(RangeMap, NeverTouchesWhatStays) {
+  RangeMap map(200);
+  ASSERT_TRUE(map.place(0, 100, Side::kLow, kAnyGoes));
+  auto const first_stays = [](GroupIndex group) { return Tenancy{.stays = group == 0}; };
+  auto const second = map.place(1, 100, Side::kLow, first_stays);
+  ASSERT_TRUE(second);
+  EXPECT_THAT(second->evicted, IsEmpty());
+  EXPECT_FALSE(map.place(2, 101, Side::kLow, first_stays));
+  EXPECT_THAT(map.groups(), ElementsAre(0, 1));
+  auto const third = map.place(2, 100, Side::kLow, first_stays);
+  ASSERT_TRUE(third);
+  EXPECT_THAT(third->evicted, ElementsAre(1));
+}
+
+TEST(RangeMap, ContainersGoToTheHighEdge) {
+  RangeMap map(300);
+  EXPECT_EQ(map.place(0, 50, Side::kHigh, kAnyGoes)->begin, 250U);
+  EXPECT_EQ(map.place(1, 50, Side::kLow, kAnyGoes)->begin, 0U);
+}
+
+// The promise of Note [Ranges]: a ring as large as the largest neighbours always takes the next group beside the
+// current.
+TEST(RangeMap, TwoNeighboursAlwaysFitInTheLargestPair) {
+  test::Random random(1);
+  for (int seed = 0; seed < 300; ++seed) {
+    std::vector<Bytes> sizes(3 + random.below(12));
+    for (Bytes& size : sizes) {
+      size = 1 + random.below(100);
+    }
+    Bytes ring = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      ring = std::max(ring, sizes[i] + sizes[(i + 1) % sizes.size()]);
+    }
+    RangeMap map(ring);
+    std::map<GroupIndex, std::uint64_t> last_use;
+    std::optional<GroupIndex> current;
+    for (std::uint64_t use = 0; use < 5 * sizes.size(); ++use) {
+      auto const next = static_cast<GroupIndex>(use % sizes.size());
+      for (GroupIndex held : map.groups()) {
+        if (held == next) {
+          map.remove(held);
+        }
+      }
+      auto const placement = map.place(next, sizes[next], Side::kLow, [&](GroupIndex group) {
+        return Tenancy{.stays = current && group == *current, .last_use = last_use[group]};
+      });
+      ASSERT_TRUE(placement) << "seed " << seed << " use " << use;
+      last_use[next] = use + 1;
+      current = next;
+    }
+  }
+}
+
+TEST(RangeMap, RangesStayDisjointAndInside) {
+  test::Random random(2);
+  RangeMap map(1000);
+  for (int i = 0; i < 5000; ++i) {
+    auto const group = random.below(50);
+    map.remove(group);
+    Bytes const bytes = 1 + random.below(300);
+    auto const placement = map.place(group, bytes, random.one_in(2) ? Side::kLow : Side::kHigh, [&](GroupIndex other) {
+      return Tenancy{.stays = other % 7 == 0, .stays_long = other % 14 == 0, .last_use = random.below(9)};
+    });
+    if (placement) {
+      EXPECT_LE(placement->begin + bytes, 1000U);
+    }
+    EXPECT_LE(map.held_bytes(), 1000U);
+  }
+}
+
+}  // namespace
+}  // namespace noria::plan
