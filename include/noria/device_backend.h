@@ -163,13 +163,14 @@ class DeviceBackend {
   virtual void restore_current_device(int index) = 0;
 
   /// @name Streams
-  /// A stream is a value; its device keeps it alive. Throw UnsupportedOperation where capabilities().streams is off,
-  /// current_stream and default_stream excepted: every device has one queue.
+  /// A stream is a value; its device keeps it alive. Every device has the current and the default one. The streams of cpu
+  /// are synchronous: work on them is done when the call that gave it returns.
   /// @{
   [[nodiscard]] virtual c10::Stream current_stream() = 0;
   /// Where a device does not name its default stream (xpu), the current one.
   [[nodiscard]] virtual c10::Stream default_stream() = 0;
-  /// Lower priorities run first. Devices hand out streams from a pool: two new streams may be the same.
+  /// Lower priorities run first. Devices hand out streams from a pool: two new streams may be the same. Throws
+  /// UnsupportedOperation where there is only one queue.
   [[nodiscard]] virtual c10::Stream new_stream(int priority = 0) = 0;
   /// For the calling thread and the stream's device; returns what was current. The current device does not change.
   virtual c10::Stream set_current_stream(c10::Stream stream) = 0;
@@ -218,7 +219,8 @@ class DeviceBackend {
   virtual void set_rng_state(at::Tensor const& state) = 0;
   /// @}
 
-  /// True for the errors by which this device says that its memory is used up, and for nothing else.
+  /// True for the errors by which this device says that its memory is used up, also nested ones (std::nested_exception),
+  /// and for nothing else.
   [[nodiscard]] virtual bool is_out_of_memory(std::exception const& error) const = 0;
 
  protected:

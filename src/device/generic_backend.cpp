@@ -1,0 +1,491 @@
+#include "device/generic_backend.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/util/Exception.h>
+#include <noria/error.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "device/out_of_memory.h"
+#include "device/raw_copy.h"
+
+namespace noria {
+namespace {
+
+constexpr Bytes kDeviceAlignment = 512;
+constexpr Bytes kHostAlignment = 64;
+
+std::string first_line(std::exception const& error) {
+  std::string const text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+bool aligned(void const* address, Bytes alignment) {
+  return reinterpret_cast<std::uintptr_t>(address) % alignment == 0;
+}
+
+class TorchEvent final : public Event::Handle {
+ public:
+  TorchEvent(c10::DeviceType type, bool timing)
+      : event_(type, timing ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {}
+  void record(c10::Stream stream) override { event_.record(stream); }
+  void block(c10::Stream stream) const override { event_.block(stream); }
+  bool query() const override { return event_.query(); }
+  void synchronize() const override { event_.synchronize(); }
+  double elapsed_seconds(Handle const& later) const override {
+    constexpr double kSecondsPerMillisecond = 1e-3;
+    return event_.elapsedTime(dynamic_cast<TorchEvent const&>(later).event_) * kSecondsPerMillisecond;
+  }
+
+ private:
+  c10::Event event_;
+};
+
+// A hooks class may lack init(), and the flag it sets is all we are after.
+void initialize(c10::DeviceType type) noexcept {
+  try {
+    at::globalContext().lazyInitDevice(type);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the calls that need it say so themselves
+  }
+}
+
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || count_devices(device.type()) == 0) {
+    return device;
+  }
+  initialize(device.type());
+  auto const current = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  return {device.type(), current.has_index() ? current.index() : c10::DeviceIndex{0}};
+}
+
+constexpr auto kAggregate = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+Bytes to_bytes(std::int64_t count) { return count > 0 ? static_cast<Bytes>(count) : 0; }
+
+// Types that a kind of device cannot compute with. Source: the tables by which Diffusers 0.42 chooses its dtypes
+// (diffusers/utils/torch_utils.py), for devices that do not describe themselves (getDeviceCapability).
+struct MissingTypes {
+  std::string_view device_type;
+  bool float64;
+  bool int64;
+};
+constexpr std::array kMissingTypes{MissingTypes{"mps", true, true}, MissingTypes{"npu", true, true},
+                                   MissingTypes{"neuron", true, true}};
+
+}  // namespace
+
+int count_devices(c10::DeviceType type) noexcept {
+  if (!c10::impl::hasDeviceGuardImpl(type)) {
+    return 0;
+  }
+  return c10::impl::getDeviceGuardImpl(type)->deviceCount();
+}
+
+std::string type_name(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
+
+GenericBackend::GenericBackend(c10::Device device) : DeviceBackend(with_index(device)), guard_([&device] {
+  auto const name = type_name(device.type());
+  auto const count = count_devices(device.type());
+  if (count == 0) {
+    std::string usable;
+    for (auto const type : usable_types()) {
+      usable += (usable.empty() ? "" : ", ") + type_name(type);
+    }
+    throw std::invalid_argument("device '" + device.str() + "' cannot be used: PyTorch sees no " + name +
+                                " device here. Usable: " + usable);
+  }
+  if (device.has_index() && device.index() >= count) {
+    auto const range = count == 1 ? name + ":0 is the only one" : name + ":0 to " + name + ":" + std::to_string(count - 1);
+    throw std::invalid_argument("device '" + device.str() + "' cannot be used: there " +
+                                (count == 1 ? std::string("is 1 ") : "are " + std::to_string(count) + " ") + name +
+                                (count == 1 ? " device, " : " devices, ") + range);
+  }
+  return c10::impl::VirtualGuardImpl(device.type());
+}()) {
+  initialize(device.type());
+}
+
+int GenericBackend::device_count() const { return guard_.deviceCount(); }
+
+int GenericBackend::current_device() const { return guard_.getDevice().index(); }
+
+int GenericBackend::set_current_device() { return guard_.exchangeDevice(device()).index(); }
+
+void GenericBackend::restore_current_device(int index) {
+  if (index >= 0) {
+    guard_.setDevice({device().type(), static_cast<c10::DeviceIndex>(index)});
+  }
+}
+
+void GenericBackend::require(bool Capabilities::* capability, std::string_view operation) {
+  if (capabilities().*capability) {
+    return;
+  }
+  for (auto const& [name, field] : capability_fields()) {
+    if (field == capability) {
+      unsupported(operation, why_not(name));
+    }
+  }
+}
+
+void GenericBackend::check_stream(c10::Stream stream) const {
+  NORIA_CHECK(stream.device() == device(), std::invalid_argument,
+              "the stream belongs to " + stream.device().str() + ", and this is the backend of " + device().str());
+}
+
+c10::Stream GenericBackend::current_stream() { return guard_.getStream(device()); }
+
+c10::Stream GenericBackend::default_stream() {
+  if (names_default_stream_) {
+    try {
+      return guard_.getDefaultStream(device());
+    } catch (c10::Error const&) {
+      names_default_stream_ = false;
+    }
+  }
+  return current_stream();
+}
+
+// Newer backends hand out streams by getNewStream, older ones only from the global pool.
+c10::Stream GenericBackend::make_stream(int priority) {
+  c10::DeviceGuard const here(device());
+  try {
+    return guard_.getNewStream(device(), priority);
+  } catch (c10::Error const&) {
+    return guard_.getStreamFromGlobalPool(device(), priority < 0);
+  }
+}
+
+c10::Stream GenericBackend::new_stream(int priority) {
+  require(&Capabilities::streams, "new_stream");
+  return make_stream(priority);
+}
+
+c10::Stream GenericBackend::set_current_stream(c10::Stream stream) {
+  check_stream(stream);
+  return guard_.exchangeStream(stream);
+}
+
+Event GenericBackend::new_event(bool timing) {
+  require(timing ? &Capabilities::event_timing : &Capabilities::events, "new_event");
+  return Event(std::make_unique<TorchEvent>(device().type(), timing));
+}
+
+c10::DataPtr GenericBackend::allocate(Bytes bytes) {
+  c10::DeviceGuard const here(device());
+  auto* const allocator = c10::GetAllocator(device().type());
+  if (allocator_aligns_) {
+    auto memory = allocator->allocate(bytes);
+    if (aligned(memory.get(), kDeviceAlignment)) {
+      return memory;
+    }
+    allocator_aligns_ = false;
+  }
+  auto owner = std::make_unique<c10::DataPtr>(allocator->allocate(bytes + kDeviceAlignment - 1));
+  auto const address = align_up(reinterpret_cast<std::uintptr_t>(owner->get()), kDeviceAlignment);
+  auto const where = owner->device();
+  return {reinterpret_cast<void*>(address),  // NOLINT(performance-no-int-to-ptr): it was a pointer
+          owner.release(), [](void* held) { delete static_cast<c10::DataPtr*>(held); }, where};
+}
+
+PinnedBlock GenericBackend::allocate_pinned(Bytes bytes) {
+  require(&Capabilities::pinned_memory, "allocate_pinned");
+  if (bytes == 0) {
+    return {};
+  }
+  c10::DeviceGuard const here(device());
+  auto owner = std::make_shared<c10::DataPtr>();
+  try {
+    *owner = at::globalContext().getPinnedMemoryAllocator(device().type())->allocate(bytes);
+  } catch (std::exception const& error) {
+    throw Error("cannot pin " + format_bytes(bytes) + " of host memory for " + device().str() + ": " +
+                first_line(error) + ". Pin less (pin=False or a smaller host_budget), or free host memory");
+  }
+  auto* const data = static_cast<std::byte*>(owner->get());
+  NORIA_CHECK(data != nullptr && aligned(data, kHostAlignment), Error,
+              "the pinned memory of " + device().str() + " is not aligned to " + std::to_string(kHostAlignment) + " bytes");
+  return {data, bytes, std::bit_ceil(bytes), [owner](void*) { owner->clear(); }};
+}
+
+bool GenericBackend::is_pinned(void const* host) {
+  return at::globalContext().isPinnedPtr(host, device().type());
+}
+
+c10::DeviceAllocator* GenericBackend::caching_allocator() const {
+  // c10::getDeviceAllocator asserts where there is none; the cast just says so.
+  try {
+    return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device().type()));
+  } catch (c10::Error const&) {
+    return nullptr;
+  }
+}
+
+void GenericBackend::empty_cache() {
+  if (!capabilities().caching_allocator) {
+    return;
+  }
+  c10::DeviceGuard const here(device());
+  caching_allocator()->emptyCache();
+}
+
+Bytes GenericBackend::memory_allocated() {
+  require(&Capabilities::memory_stats, "memory_allocated");
+  return to_bytes(caching_allocator()->getDeviceStats(device().index()).allocated_bytes[kAggregate].current);
+}
+
+Bytes GenericBackend::max_memory_allocated() {
+  require(&Capabilities::memory_stats, "max_memory_allocated");
+  return to_bytes(caching_allocator()->getDeviceStats(device().index()).allocated_bytes[kAggregate].peak);
+}
+
+void GenericBackend::reset_peak_memory_stats() {
+  require(&Capabilities::memory_stats, "reset_peak_memory_stats");
+  caching_allocator()->resetPeakStats(device().index());
+}
+
+MemoryInfo GenericBackend::mem_get_info() {
+  require(&Capabilities::memory_info, "mem_get_info");
+  c10::DeviceGuard const here(device());
+  auto const [free_bytes, total_bytes] = caching_allocator()->getMemoryInfo(device().index());
+  return {free_bytes, total_bytes};
+}
+
+void GenericBackend::copy_to_device(void* device_dst, void const* host_src, Bytes bytes, c10::Stream stream) {
+  check_stream(stream);
+  if (bytes == 0) {
+    return;
+  }
+  // From pageable memory some devices return early too, and then read what the caller has already changed.
+  bool const asynchronous = capabilities().async_copies && is_pinned(host_src);
+  raw_copy({device_dst, device()}, {const_cast<void*>(host_src), c10::kCPU}, bytes, stream, asynchronous);
+}
+
+void GenericBackend::copy_to_host(void* host_dst, void const* device_src, Bytes bytes, c10::Stream stream) {
+  check_stream(stream);
+  if (bytes == 0) {
+    return;
+  }
+  bool const asynchronous = capabilities().async_copies && is_pinned(host_dst);
+  raw_copy({host_dst, c10::kCPU}, {const_cast<void*>(device_src), device()}, bytes, stream, asynchronous);
+}
+
+void GenericBackend::copy_on_device(void* dst, void const* src, Bytes bytes, c10::Stream stream) {
+  check_stream(stream);
+  if (bytes != 0) {
+    raw_copy({dst, device()}, {const_cast<void*>(src), device()}, bytes, stream, true);
+  }
+}
+
+void GenericBackend::fill(void* device_dst, int byte, Bytes bytes, c10::Stream stream) {
+  check_stream(stream);
+  if (bytes != 0) {
+    raw_fill(device_dst, byte, bytes, stream);
+  }
+}
+
+void GenericBackend::synchronize() {
+  c10::DeviceGuard const here(device());
+  try {
+    guard_.synchronizeDevice(device().index());
+  } catch (c10::Error const& error) {
+    // A device without that call but with one queue is done when an event on the queue is.
+    if (capabilities().streams || !capabilities().events) {
+      unsupported("synchronize", first_line(error));
+    }
+    synchronize(current_stream());
+  }
+}
+
+void GenericBackend::synchronize(c10::Stream stream) {
+  check_stream(stream);
+  if (!capabilities().events) {
+    synchronize();
+    return;
+  }
+  // Not synchronizeStream: mps throws there.
+  c10::Event event(device().type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event.record(stream);
+  event.synchronize();
+}
+
+void GenericBackend::manual_seed(std::uint64_t seed) {
+  require(&Capabilities::generator, "manual_seed");
+  auto generator = at::globalContext().defaultGenerator(device());
+  std::scoped_lock const lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+at::Tensor GenericBackend::rng_state() {
+  require(&Capabilities::generator, "get_rng_state");
+  auto generator = at::globalContext().defaultGenerator(device());
+  std::scoped_lock const lock(generator.mutex());
+  return generator.get_state();
+}
+
+void GenericBackend::set_rng_state(at::Tensor const& state) {
+  require(&Capabilities::generator, "set_rng_state");
+  auto generator = at::globalContext().defaultGenerator(device());
+  std::scoped_lock const lock(generator.mutex());
+  generator.set_state(state);
+}
+
+bool GenericBackend::is_out_of_memory(std::exception const& error) const {
+  if (dynamic_cast<c10::OutOfMemoryError const*>(&error) != nullptr ||
+      says_out_of_memory(type_name(device().type()), error.what())) {
+    return true;
+  }
+  try {
+    std::rethrow_if_nested(error);
+  } catch (std::exception const& nested) {
+    return is_out_of_memory(nested);
+  } catch (...) {
+    return false;
+  }
+  return false;
+}
+
+DeviceBackend::Probe GenericBackend::probe() {
+  Probe found;
+  probe_streams(found);
+  probe_events(found);
+  probe_memory(found);
+  probe_types(found);
+  if (!found.on.streams || !found.on.events || !found.on.pinned_memory) {
+    found.off("async_copies", "it needs streams, events and pinned memory together");
+  } else {
+    found.on.async_copies = true;
+  }
+  return found;
+}
+
+void GenericBackend::probe_streams(Probe& found) {
+  try {
+    auto const stream = make_stream(0);
+    found.on.streams = stream != default_stream();
+    if (found.on.streams) {
+      // A stream that cannot be made current is of no use.
+      auto const before = guard_.exchangeStream(stream);
+      found.on.streams = guard_.getStream(device()) == stream;
+      guard_.exchangeStream(before);
+    }
+    if (!found.on.streams) {
+      found.off("streams", "a new stream is the default stream");
+    }
+  } catch (std::exception const& error) {
+    found.off("streams", first_line(error));
+  }
+}
+
+void GenericBackend::probe_events(Probe& found) {
+  try {
+    TorchEvent event(device().type(), false);
+    event.record(current_stream());
+    event.block(current_stream());
+    event.synchronize();
+    found.on.events = event.query();
+    if (!found.on.events) {
+      found.off("events", "an event that was waited for says it is not done");
+    }
+  } catch (std::exception const& error) {
+    found.off("events", first_line(error));
+  }
+  try {
+    TorchEvent first(device().type(), true);
+    TorchEvent second(device().type(), true);
+    first.record(current_stream());
+    second.record(current_stream());
+    first.synchronize();
+    second.synchronize();
+    found.on.event_timing = first.elapsed_seconds(second) >= 0.0;
+    if (!found.on.event_timing) {
+      found.off("event_timing", "the time between two events is negative");
+    }
+  } catch (std::exception const& error) {
+    found.off("event_timing", first_line(error));
+  }
+}
+
+void GenericBackend::probe_memory(Probe& found) {
+  found.off("host_register", "no call to page-lock existing memory is known for " + type_name(device().type()));
+  found.off("unified_memory", "the device has memory of its own, or does not say");
+  c10::DeviceGuard const here(device());
+  try {
+    constexpr Bytes kSample = 4096;
+    auto const sample = at::globalContext().getPinnedMemoryAllocator(device().type())->allocate(kSample);
+    // Where pinning is a no-op the memory is there and not pinned (intel/llm-scaler#556).
+    found.on.pinned_memory = sample.get() != nullptr && is_pinned(sample.get());
+    if (!found.on.pinned_memory) {
+      found.off("pinned_memory", "memory from its pinned allocator is not page-locked");
+    }
+  } catch (std::exception const& error) {
+    found.off("pinned_memory", first_line(error));
+  }
+  auto* const allocator = caching_allocator();
+  if (allocator == nullptr) {
+    std::string const reason = "its allocator is not a c10::DeviceAllocator";
+    found.off("caching_allocator", reason);
+    found.off("memory_stats", reason);
+    found.off("memory_info", reason);
+    return;
+  }
+  found.on.caching_allocator = true;
+  try {
+    (void)allocator->getDeviceStats(device().index());
+    found.on.memory_stats = true;
+  } catch (std::exception const& error) {
+    found.off("memory_stats", first_line(error));
+  }
+  try {
+    found.on.memory_info = allocator->getMemoryInfo(device().index()).second != 0;
+    if (!found.on.memory_info) {
+      found.off("memory_info", "it says its total memory is 0");
+    }
+  } catch (std::exception const& error) {
+    found.off("memory_info", first_line(error));
+  }
+}
+
+void GenericBackend::probe_types(Probe& found) {
+  try {
+    found.on.generator = at::globalContext().defaultGenerator(device()).defined();
+    if (!found.on.generator) {
+      found.off("generator", "its default generator is undefined");
+    }
+  } catch (std::exception const& error) {
+    found.off("generator", first_line(error));
+  }
+  auto const name = type_name(device().type());
+  auto types = c10::DeviceCapability();  // everything, for a device that does not describe itself
+  bool described = false;
+  try {
+    c10::DeviceGuard const here(device());
+    types = guard_.getDeviceCapability(device());
+    described = true;
+  } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): the table below stands in
+  }
+  auto const has = [&types](c10::ScalarTypeIndex type) {
+    return (types.capability_data.capability_bits >> static_cast<unsigned>(type) & 1U) != 0;
+  };
+  found.on.float64 = has(c10::kIndex_Double);
+  found.on.int64 = has(c10::kIndex_Long);
+  found.on.bfloat16 = has(c10::kIndex_BFloat16);
+  for (auto const& missing : kMissingTypes) {
+    if (!described && missing.device_type == name) {
+      found.on.float64 = found.on.float64 && !missing.float64;
+      found.on.int64 = found.on.int64 && !missing.int64;
+    }
+  }
+  for (auto const& [type, on] : {std::pair{"float64", found.on.float64}, {"int64", found.on.int64}, {"bfloat16", found.on.bfloat16}}) {
+    if (!on) {
+      found.off(type, name + " does not compute with it");
+    }
+  }
+}
+
+}  // namespace noria
