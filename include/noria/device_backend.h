@@ -24,7 +24,8 @@ class Tensor;
 
 namespace noria {
 
-/// What a device offers. Found once per device by trying each thing, never guessed from its name where trying is possible.
+/// What a device offers. Found once per device by trying each thing, never guessed from its name where trying is
+/// possible.
 struct Capabilities {
   bool streams = false;            ///< new streams differ from the default one and run beside it
   bool events = false;             ///< events order streams and can be waited for by the host
@@ -139,8 +140,8 @@ class DeviceBackend {
   /// Makes the backends of a device type from now on; replaces an earlier factory and the backends it made, which stay
   /// valid for those who hold them.
   static void register_backend(c10::DeviceType type, Factory factory);
-  /// Device types that can be used now, best first; cpu is always among them, and last. Asks again at every call, so that
-  /// a device that plugs in later is found.
+  /// Device types that can be used now, best first; cpu is always among them, and last. Asks again at every call, so
+  /// that a device that plugs in later is found.
   static std::vector<c10::DeviceType> usable_types();
 
   DeviceBackend(DeviceBackend const&) = delete;
@@ -163,8 +164,8 @@ class DeviceBackend {
   virtual void restore_current_device(int index) = 0;
 
   /// @name Streams
-  /// A stream is a value; its device keeps it alive. Every device has the current and the default one. The streams of cpu
-  /// are synchronous: work on them is done when the call that gave it returns.
+  /// A stream is a value; its device keeps it alive. Every device has the current and the default one. The streams of
+  /// cpu are synchronous: work on them is done when the call that gave it returns.
   /// @{
   [[nodiscard]] virtual c10::Stream current_stream() = 0;
   /// Where a device does not name its default stream (xpu), the current one.
@@ -197,8 +198,8 @@ class DeviceBackend {
 
   /// @name Raw copies
   /// In stream order on `stream`, outside autograd, hooks and operator callbacks. They return early only where
-  /// capabilities().async_copies is on and the host side is pinned. Both sides must stay allocated, the source unchanged
-  /// and the destination unread by others until work on `stream` up to here has completed. Bytes may be 0.
+  /// capabilities().async_copies is on and the host side is pinned. Both sides must stay allocated, the source
+  /// unchanged and the destination unread by others until work on `stream` up to here has completed. Bytes may be 0.
   /// @{
   virtual void copy_to_device(void* device_dst, void const* host_src, Bytes bytes, c10::Stream stream) = 0;
   virtual void copy_to_host(void* host_dst, void const* device_src, Bytes bytes, c10::Stream stream) = 0;
@@ -219,8 +220,8 @@ class DeviceBackend {
   virtual void set_rng_state(at::Tensor const& state) = 0;
   /// @}
 
-  /// True for the errors by which this device says that its memory is used up, also nested ones (std::nested_exception),
-  /// and for nothing else.
+  /// True for the errors by which this device says that its memory is used up, also nested ones
+  /// (std::nested_exception), and for nothing else.
   [[nodiscard]] virtual bool is_out_of_memory(std::exception const& error) const = 0;
 
  protected:

@@ -1,4 +1,5 @@
-/// The cpu as a device of its own: synchronous streams and events, host memory, the process's resident set as statistics.
+/// The cpu as a device of its own: synchronous streams and events, host memory, the process's resident set as
+/// statistics.
 #pragma once
 
 #include <noria/device_backend.h>

@@ -1,4 +1,5 @@
-/// cuda and ROCm: the generic backend, with raw copies, exact pinned memory and memory figures from the runtime library.
+/// cuda and ROCm: the generic backend, with raw copies, exact pinned memory and memory figures from the runtime
+/// library.
 #pragma once
 
 #include "device/cuda_runtime.h"

@@ -32,9 +32,9 @@ CudaRuntime find_cuda_runtime() {
     char const* prefix;
   };
   // The major versions that PyTorch 2.13 and 2.14 wheels are built with, and ROCm's.
-  constexpr std::array kCandidates{Candidate{"libcudart.so.13", "cuda"},  Candidate{"libcudart.so.12", "cuda"},
-                                   Candidate{"libcudart.so", "cuda"},     Candidate{"libamdhip64.so.7", "hip"},
-                                   Candidate{"libamdhip64.so.6", "hip"},  Candidate{"libamdhip64.so", "hip"}};
+  constexpr std::array kCandidates{Candidate{"libcudart.so.13", "cuda"}, Candidate{"libcudart.so.12", "cuda"},
+                                   Candidate{"libcudart.so", "cuda"},    Candidate{"libamdhip64.so.7", "hip"},
+                                   Candidate{"libamdhip64.so.6", "hip"}, Candidate{"libamdhip64.so", "hip"}};
   for (auto const& candidate : kCandidates) {
     // Kept open: it is PyTorch's own and stays for the life of the process.
     if (void* const library = dlopen(candidate.file, RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL); library != nullptr) {

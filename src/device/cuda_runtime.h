@@ -1,5 +1,5 @@
-/// The calls of the CUDA runtime (or HIP's, which has the same signatures) that PyTorch's interfaces do not offer. Looked
-/// up in the library that PyTorch has loaded; nothing of CUDA is needed to build.
+/// The calls of the CUDA runtime (or HIP's, which has the same signatures) that PyTorch's interfaces do not offer.
+/// Looked up in the library that PyTorch has loaded; nothing of CUDA is needed to build.
 #pragma once
 
 #include <cstddef>

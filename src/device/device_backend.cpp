@@ -34,8 +34,8 @@ constexpr std::array kFields{
 
 // Which of several devices a user without a wish means. PrivateUse1 is a vendor's plug-in, or the simulated device.
 constexpr std::array kPreference{
-    c10::DeviceType::CUDA,        c10::DeviceType::HIP, c10::DeviceType::XPU, c10::DeviceType::HPU, c10::DeviceType::MTIA,
-    c10::DeviceType::PrivateUse1, c10::DeviceType::MPS,
+    c10::DeviceType::CUDA, c10::DeviceType::HIP,         c10::DeviceType::XPU, c10::DeviceType::HPU,
+    c10::DeviceType::MTIA, c10::DeviceType::PrivateUse1, c10::DeviceType::MPS,
 };
 
 struct Registry {
@@ -173,7 +173,8 @@ Capabilities const& DeviceBackend::capabilities() { return probed().on; }
 
 std::string DeviceBackend::why_not(std::string_view capability) {
   auto const field = std::ranges::find(kFields, capability, &Field::first);
-  NORIA_CHECK(field != kFields.end(), std::invalid_argument, "no capability is named '" + std::string(capability) + "'");
+  NORIA_CHECK(field != kFields.end(), std::invalid_argument,
+              "no capability is named '" + std::string(capability) + "'");
   auto const& found = probed();
   if (found.on.*(field->second)) {
     return "";
@@ -183,7 +184,8 @@ std::string DeviceBackend::why_not(std::string_view capability) {
 }
 
 void DeviceBackend::unsupported(std::string_view operation, std::string_view reason) const {
-  throw UnsupportedOperation(device_.str() + " does not support " + std::string(operation) + ": " + std::string(reason));
+  throw UnsupportedOperation(device_.str() + " does not support " + std::string(operation) + ": " +
+                             std::string(reason));
 }
 
 }  // namespace noria

@@ -89,25 +89,27 @@ int count_devices(c10::DeviceType type) noexcept {
 
 std::string type_name(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
 
-GenericBackend::GenericBackend(c10::Device device) : DeviceBackend(with_index(device)), guard_([&device] {
-  auto const name = type_name(device.type());
-  auto const count = count_devices(device.type());
-  if (count == 0) {
-    std::string usable;
-    for (auto const type : usable_types()) {
-      usable += (usable.empty() ? "" : ", ") + type_name(type);
-    }
-    throw std::invalid_argument("device '" + device.str() + "' cannot be used: PyTorch sees no " + name +
-                                " device here. Usable: " + usable);
-  }
-  if (device.has_index() && device.index() >= count) {
-    auto const range = count == 1 ? name + ":0 is the only one" : name + ":0 to " + name + ":" + std::to_string(count - 1);
-    throw std::invalid_argument("device '" + device.str() + "' cannot be used: there " +
-                                (count == 1 ? std::string("is 1 ") : "are " + std::to_string(count) + " ") + name +
-                                (count == 1 ? " device, " : " devices, ") + range);
-  }
-  return c10::impl::VirtualGuardImpl(device.type());
-}()) {
+GenericBackend::GenericBackend(c10::Device device)
+    : DeviceBackend(with_index(device)), guard_([&device] {
+        auto const name = type_name(device.type());
+        auto const count = count_devices(device.type());
+        if (count == 0) {
+          std::string usable;
+          for (auto const type : usable_types()) {
+            usable += (usable.empty() ? "" : ", ") + type_name(type);
+          }
+          throw std::invalid_argument("device '" + device.str() + "' cannot be used: PyTorch sees no " + name +
+                                      " device here. Usable: " + usable);
+        }
+        if (device.has_index() && device.index() >= count) {
+          auto const range =
+              count == 1 ? name + ":0 is the only one" : name + ":0 to " + name + ":" + std::to_string(count - 1);
+          throw std::invalid_argument("device '" + device.str() + "' cannot be used: there " +
+                                      (count == 1 ? std::string("is 1 ") : "are " + std::to_string(count) + " ") +
+                                      name + (count == 1 ? " device, " : " devices, ") + range);
+        }
+        return c10::impl::VirtualGuardImpl(device.type());
+      }()) {
   initialize(device.type());
 }
 
@@ -208,14 +210,13 @@ PinnedBlock GenericBackend::allocate_pinned(Bytes bytes) {
                 first_line(error) + ". Pin less (pin=False or a smaller host_budget), or free host memory");
   }
   auto* const data = static_cast<std::byte*>(owner->get());
-  NORIA_CHECK(data != nullptr && aligned(data, kHostAlignment), Error,
-              "the pinned memory of " + device().str() + " is not aligned to " + std::to_string(kHostAlignment) + " bytes");
+  NORIA_CHECK(
+      data != nullptr && aligned(data, kHostAlignment), Error,
+      "the pinned memory of " + device().str() + " is not aligned to " + std::to_string(kHostAlignment) + " bytes");
   return {data, bytes, std::bit_ceil(bytes), [owner](void*) { owner->clear(); }};
 }
 
-bool GenericBackend::is_pinned(void const* host) {
-  return at::globalContext().isPinnedPtr(host, device().type());
-}
+bool GenericBackend::is_pinned(void const* host) { return at::globalContext().isPinnedPtr(host, device().type()); }
 
 c10::DeviceAllocator* GenericBackend::caching_allocator() const {
   // c10::getDeviceAllocator asserts where there is none; the cast just says so.
@@ -481,7 +482,8 @@ void GenericBackend::probe_types(Probe& found) {
       found.on.int64 = found.on.int64 && !missing.int64;
     }
   }
-  for (auto const& [type, on] : {std::pair{"float64", found.on.float64}, {"int64", found.on.int64}, {"bfloat16", found.on.bfloat16}}) {
+  for (auto const& [type, on] :
+       {std::pair{"float64", found.on.float64}, {"int64", found.on.int64}, {"bfloat16", found.on.bfloat16}}) {
     if (!on) {
       found.off(type, name + " does not compute with it");
     }

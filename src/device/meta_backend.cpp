@@ -1,5 +1,5 @@
-// The null backend: tensors on meta have shapes and no bytes. Calls about bytes have nothing to do, calls that would have
-// to answer with bytes are unsupported.
+// The null backend: tensors on meta have shapes and no bytes. Calls about bytes have nothing to do, calls that would
+// have to answer with bytes are unsupported.
 #include <ATen/core/Tensor.h>
 #include <noria/error.h>
 

@@ -145,8 +145,7 @@ TEST_F(StubBackend, AnIndexOutOfRangeSaysWhatIsThere) {
     GenericBackend const backend(stub_device(5));
     FAIL() << "no error";
   } catch (std::invalid_argument const& error) {
-    EXPECT_STREQ(error.what(),
-                 "device 'stub:5' cannot be used: there are 2 stub devices, stub:0 to stub:1");
+    EXPECT_STREQ(error.what(), "device 'stub:5' cannot be used: there are 2 stub devices, stub:0 to stub:1");
   }
 }
 
@@ -215,12 +214,16 @@ TEST_F(StubBackend, EmptyCacheReachesTheAllocator) {
 
 TEST_F(StubBackend, PinnedBlocksMoveAndAreFreedOnce) {
   GenericBackend backend(stub_device(0));
-  auto first = backend.allocate_pinned(100);
-  auto const* const address = first.data();
-  PinnedBlock second = std::move(first);
-  EXPECT_EQ(second.data(), address);
-  second = backend.allocate_pinned(200);
-  EXPECT_FALSE(backend.is_pinned(address) && second.data() != address);
+  auto const before = stub::pinned_blocks();
+  {
+    auto first = backend.allocate_pinned(100);
+    auto const* const address = first.data();
+    PinnedBlock second = std::move(first);
+    EXPECT_EQ(second.data(), address);
+    second = backend.allocate_pinned(200);
+    EXPECT_EQ(stub::pinned_blocks(), before + 1);
+  }
+  EXPECT_EQ(stub::pinned_blocks(), before);
 }
 
 }  // namespace

@@ -203,8 +203,8 @@ class DeviceMemory final : public c10::DeviceAllocator {
     }
     std::scoped_lock const lock(state().mutex);
     auto& memory = state().memory.at(static_cast<std::size_t>(current));
-    TORCH_CHECK_WITH(OutOfMemoryError, memory.allocated + bytes <= state().settings.capacity,
-                     "stub: out of memory, ", bytes, " bytes");
+    TORCH_CHECK_WITH(OutOfMemoryError, memory.allocated + bytes <= state().settings.capacity, "stub: out of memory, ",
+                     bytes, " bytes");
     auto const shift = state().settings.misalign;
     void* const raw = std::aligned_alloc(512, align_up(bytes + shift, 512));
     state().blocks[raw] = {current, bytes};
@@ -310,9 +310,8 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                          std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
                          std::optional<bool> /*pin*/) {
   c10::DeviceGuard const here(device.value_or(device_at(current)));
-  return at::detail::empty_strided_symint_generic(size, stride, &device_memory(),
-                                                  c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                  at::dtype_or_default(dtype));
+  return at::detail::empty_strided_symint_generic(
+      size, stride, &device_memory(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), at::dtype_or_default(dtype));
 }
 
 // Contiguous bytes only: what the backend's raw copies and .to() of plain tensors need.
@@ -366,6 +365,7 @@ std::int64_t pending(c10::Stream stream) {
 c10::DeviceIndex current_device() { return current; }
 Bytes allocated(c10::DeviceIndex device) { return state().memory.at(static_cast<std::size_t>(device)).allocated; }
 std::int64_t emptied_caches() { return state().emptied_caches; }
+std::size_t pinned_blocks() { return state().pinned.size(); }
 void enqueue_write(c10::Stream stream, int* target, int value) {
   enqueue(stream, [target, value] { *target = value; });
 }

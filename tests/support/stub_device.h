@@ -1,5 +1,5 @@
-/// A PrivateUse1 device made of host memory, whose streams run nothing until someone waits for them. A test that forgets
-/// an event therefore sees the old bytes, every time. What real devices lack can be taken away from it.
+/// A PrivateUse1 device made of host memory, whose streams run nothing until someone waits for them. A test that
+/// forgets an event therefore sees the old bytes, every time. What real devices lack can be taken away from it.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,8 +14,8 @@ namespace noria::stub {
 /// What the device offers. Read at each call, so a test may change it between backends.
 struct Settings {
   int devices = 2;
-  bool streams = true;           ///< getNewStream gives more than the default stream
-  bool stream_pool_only = false; ///< new streams come from getStreamFromGlobalPool, as in older backends
+  bool streams = true;            ///< getNewStream gives more than the default stream
+  bool stream_pool_only = false;  ///< new streams come from getStreamFromGlobalPool, as in older backends
   bool default_stream = true;
   bool events = true;
   bool timing = true;
@@ -26,7 +26,7 @@ struct Settings {
   bool memory_info = true;
   bool generator = true;
   Bytes capacity = Bytes{1} << 30U;
-  Bytes misalign = 0;            ///< added to every device address
+  Bytes misalign = 0;  ///< added to every device address
 };
 
 Settings& settings();
@@ -37,11 +37,12 @@ void install(std::string const& name);
 /// @name What happened
 /// @{
 std::int64_t host_syncs();
-std::int64_t operator_copies();                ///< copies that came through PyTorch's dispatcher
-std::int64_t pending(c10::Stream stream);      ///< work given to the stream and not run
-c10::DeviceIndex current_device();             ///< of the calling thread
+std::int64_t operator_copies();            ///< copies that came through PyTorch's dispatcher
+std::int64_t pending(c10::Stream stream);  ///< work given to the stream and not run
+c10::DeviceIndex current_device();         ///< of the calling thread
 Bytes allocated(c10::DeviceIndex device);
 std::int64_t emptied_caches();
+std::size_t pinned_blocks();
 /// @}
 
 /// Gives the stream a piece of work that writes `value` to `*target` when it runs.
