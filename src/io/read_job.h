@@ -1,0 +1,63 @@
+/// The state of one request, shared by its ticket and the reader's thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+
+#include "io/reader.h"
+
+namespace noria {
+
+struct ReadJob {
+  explicit ReadJob(ReadRequest wanted) : request(std::move(wanted)) {}
+
+  ReadRequest const request;
+  std::atomic<bool> cancelled = false;
+
+  // Touched by the reader's thread only.
+  std::size_t next_extent = 0;
+  std::size_t outstanding = 0;  // reads made from extents and not yet finished
+  bool begun = false;
+
+  [[nodiscard]] bool stopped() const noexcept { return error != nullptr || cancelled.load(); }
+  [[nodiscard]] bool all_issued() const noexcept { return next_extent == request.plan->extents().size(); }
+  void fail(std::exception_ptr what) noexcept {
+    if (error == nullptr) {
+      error = std::move(what);
+    }
+  }
+  void publish();
+
+  std::exception_ptr error;  // written before `done`, read after it
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+};
+
+/// One read of a job: what to ask the engine for, and what to do with the bytes.
+struct PendingRead {
+  std::shared_ptr<ReadJob> job;
+  ReadExtent const* extent = nullptr;
+  bool direct = false;
+  Bytes offset = 0;               ///< in the file; aligned when direct
+  std::span<std::byte> memory{};  ///< the place itself; set from a bounce slot before the read when empty
+  Bytes length = 0;               ///< what to ask for
+  Bytes needed = 0;               ///< what must arrive: less than `length` only where the file ends
+  bool bounced = false;
+  Bytes arrived = 0;
+  unsigned fruitless = 0;  ///< attempts since the last progress
+
+  [[nodiscard]] SourceFile const& source() const { return *job->request.files[extent->file]; }
+};
+
+/// The reads that fetch `extent` past the page cache (`direct`), or through it, in file order. Direct: interior
+/// straight to its place when memory and file alignment agree, edges and all else bounced in whole blocks. Buffered:
+/// one read per copy, straight.
+std::vector<PendingRead> reads_of(std::shared_ptr<ReadJob> const& job, ReadExtent const& extent, bool direct);
+
+/// Copies what a bounced read brought to its places; answers how many bytes.
+Bytes copy_out(PendingRead const& read);
+
+}  // namespace noria
