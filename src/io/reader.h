@@ -26,21 +26,21 @@ enum class ReadMode {
 };
 
 struct ReaderOptions {
-  EngineOptions engine;
+  EngineOptions engine{};
   ReadMode mode = ReadMode::kAuto;
   /// The largest extent it takes; plans are made with at most this chunk size.
   Bytes chunk_bytes = Bytes{4} << 20U;
   /// Wraps the engine, for fault injection.
-  std::function<std::unique_ptr<ReadEngine>(std::unique_ptr<ReadEngine>)> wrap;
+  std::function<std::unique_ptr<ReadEngine>(std::unique_ptr<ReadEngine>)> wrap{};
 };
 
 struct ReadRequest {
   /// What ReadPiece::file counts.
-  std::vector<std::shared_ptr<SourceFile const>> files;
-  std::shared_ptr<ReadPlan const> plan;
+  std::vector<std::shared_ptr<SourceFile const>> files{};
+  std::shared_ptr<ReadPlan const> plan{};
   /// At least plan->destination_bytes(); must stay valid until the ticket is done. Bytes between the plan's
   /// destinations are never written.
-  std::span<std::byte> destination;
+  std::span<std::byte> destination{};
 };
 
 /// Figures since the reader was made.
