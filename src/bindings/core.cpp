@@ -17,7 +17,8 @@ py::object error_class(char const* name) { return py::module_::import("noria.err
 
 void raise(char const* name, char const* message) { PyErr_SetString(error_class(name).ptr(), message); }
 
-void translate(std::exception_ptr pointer) {
+// By value: pybind11 prescribes the signature.
+void translate(std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param)
   if (!pointer) {
     return;
   }

@@ -1,0 +1,85 @@
+"""Runs the C++ tests (ctest) and the Python tests (pytest), both to the end, and closes with the counts over both.
+
+    .venv/bin/python tools/run_tests.py [arguments for pytest]
+
+NORIA_LONG=1 uses all random seeds and adds the sanitizer builds and the tests marked long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import reports
+from sources import ENVIRONMENT, ROOT
+
+BIN = ROOT / ".venv" / "bin"
+# ctest's line for a test that begins, and for one that passed.
+ROUTINE = re.compile(r"^ +Start +\d+: |^ *\d+/\d+ Test +#\d+: .* Passed ")
+JOBS = os.environ.get("JOBS", str(os.cpu_count() or 2))
+
+
+def counts(report: Path) -> dict[str, int]:
+    """Passed, failed and skipped of one JUnit file; one failure when it is missing or not whole."""
+    try:
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError):
+        return {"passed": 0, "failed": 1, "skipped": 0}
+
+    def total(*keys: str) -> int:
+        return sum(int(suite.get(key, 0)) for suite in suites for key in keys)
+
+    failed = total("failures", "errors")
+    skipped = total("skipped", "disabled")
+    return {"passed": total("tests") - failed - skipped, "failed": failed, "skipped": skipped}
+
+
+def run(name: str, report: Path, command: list[str]) -> dict[str, int]:
+    """Runs one test runner. A runner that fails without a failed test (nothing ran, a crash) is one failure itself."""
+    report.unlink(missing_ok=True)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    print(f"== {name}", flush=True)
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not ROUTINE.search(line):
+                print(line, end="", flush=True)
+    status = process.returncode
+    found = counts(report)
+    if status != 0 and found["failed"] == 0:
+        print(f"{name} exited with {status}", flush=True)
+        found["failed"] = 1
+    reports.write(name, **found)
+    return found
+
+
+def ctest(preset: str) -> dict[str, int]:
+    report = reports.FOLDER / f"ctest-{preset}.xml"
+    command = [str(BIN / "ctest"), "--preset", preset, "--parallel", JOBS, "--no-tests=error"]
+    return run(f"ctest-{preset}", report, [*command, "--output-junit", str(report)])
+
+
+def pytest(arguments: list[str]) -> dict[str, int]:
+    report = reports.FOLDER / "pytest.xml"
+    command = [str(BIN / "python"), "-m", "pytest", "-n", JOBS, f"--junitxml={report}", *arguments]
+    return run("pytest", report, command)
+
+
+def main(arguments: list[str]) -> int:
+    every = [ctest("dev"), pytest(arguments)]
+    if os.environ.get("NORIA_LONG") == "1":
+        for preset in ("asan", "tsan"):
+            subprocess.run([str(ROOT / "tools" / "build.sh"), preset], cwd=ROOT, check=True)
+            every.append(ctest(preset))
+    total = {key: sum(found[key] for found in every) for key in ("passed", "failed", "skipped")}
+    reports.write("test", **total)
+    print(reports.line(total))
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

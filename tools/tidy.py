@@ -1,0 +1,176 @@
+"""clang-tidy over every .cpp of ours, with the compile commands of the dev build.
+
+A PyTorch translation unit takes half a minute, so a clean result is remembered outside the checkout, under the hash of
+everything it depends on: the file, the headers of ours that it reaches, the flags, .clang-tidy, and the versions of
+the tools and libraries around it. A finding is never remembered.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from sources import CLANG, CLANG_TIDY, ROOT, files
+
+DATABASE = ROOT / "build" / "dev" / "compile_commands.json"
+WORK = ROOT / "build" / "lint"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "noria" / "tidy"
+KEEP_DAYS = 30
+INCLUDE = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+PREFIX = ROOT / "src" / "torch_prefix.h"
+
+
+def flags_for_clang(command: str) -> tuple[list[str], bool]:
+    """A compile command without compiler, input and output, as clang takes it; and whether it uses the prefix header.
+
+    GCC's precompiled header is of no use to clang: the commands that include it name the header it was made from.
+    """
+    words = shlex.split(command)[1:]
+    flags: list[str] = []
+    prefixed = False
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word in ("-o", "-c"):
+            index += 2
+            continue
+        if word == "-include" and words[index + 1].endswith("cmake_pch.hxx"):
+            prefixed = True
+            index += 2
+            continue
+        if word not in ("-fpch-preprocess", "-Winvalid-pch"):
+            flags.append(word)
+        index += 1
+    return flags, prefixed
+
+
+@functools.cache
+def reached(path: Path) -> frozenset[Path]:
+    """The headers of ours that a file includes, and those that they include."""
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        current = waiting.pop()
+        for name in INCLUDE.findall(current.read_bytes()):
+            for folder in (current.parent, ROOT / "include", ROOT / "src", ROOT / "tests"):
+                header = (folder / os.fsdecode(name)).resolve()
+                if header.is_file() and header.is_relative_to(ROOT):
+                    if header not in found:
+                        found.add(header)
+                        waiting.append(header)
+                    break
+    return frozenset(found)
+
+
+@functools.cache
+def surroundings() -> bytes:
+    """What decides a result besides our own files: the tools' and the libraries' versions, and the rules."""
+    version = subprocess.run([CLANG_TIDY, "--version"], check=True, capture_output=True).stdout
+    packages = [line for line in (ROOT / "tools" / "debian-packages.txt").read_text().split() if line != "#"]
+    libraries = subprocess.run(["dpkg-query", "-W", "libstdc++-12-dev", *packages], check=False, capture_output=True)
+    own = Path(__file__).read_bytes()
+    rules = (ROOT / ".clang-tidy").read_bytes() + (ROOT / "constraints.txt").read_bytes()
+    return b"\0".join((version, libraries.stdout, own, rules))
+
+
+def key(path: Path, flags: list[str], prefixed: bool) -> str:
+    """The name under which a clean result is remembered; the same in every checkout of the same content."""
+    digest = hashlib.sha256(surroundings())
+    digest.update(" ".join(flags).replace(str(ROOT), "@").encode())
+    headers = set(reached(path)) | ({PREFIX} if prefixed else set())
+    for part in (path, *sorted(headers)):
+        digest.update(f"\0{part.relative_to(ROOT)}\0".encode())
+        digest.update(part.read_bytes())
+    return digest.hexdigest()
+
+
+def precompile(flags: list[str], number: int) -> Path | None:
+    """Clang's own precompiled form of the prefix header, for the files that share these flags."""
+    output = WORK / f"prefix-{number}.pch"
+    command = [CLANG, *flags, "-w", "-x", "c++-header", str(PREFIX), "-o", str(output)]
+    done = subprocess.run(command, cwd=WORK, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stderr)
+        return None
+    return output
+
+
+def tidy(path: Path, folder: Path) -> str:
+    """What clang-tidy has to say about one file; empty when nothing."""
+    command = [CLANG_TIDY, "--quiet", "-p", str(folder), str(path)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    noise = re.compile(r"^\d+ (warnings?|errors?)( and \d+ errors?)? generated\.$")
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not noise.match(line)]
+    return "\n".join(said) if done.returncode != 0 or done.stdout.strip() else ""
+
+
+def entries() -> dict[Path, tuple[list[str], bool]]:
+    """The translation units of ours in the dev build, with their flags."""
+    found = {}
+    for entry in json.loads(DATABASE.read_text()):
+        path = Path(entry["file"]).resolve()
+        if path.suffix == ".cpp" and not path.is_relative_to(ROOT / "build"):
+            found[path] = flags_for_clang(entry["command"])
+    return found
+
+
+def forget_old() -> None:
+    limit = time.time() - KEEP_DAYS * 86400
+    for result in CACHE.iterdir():
+        if result.stat().st_mtime < limit:
+            result.unlink(missing_ok=True)
+
+
+def check() -> bool:
+    units = entries()
+    strays = [path for path in files("*.cpp") if ROOT / path not in units]
+    for path in strays:
+        print(f"{path}: in no target of the dev build, so nothing checks it; add it to a CMakeLists.txt")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    keys = {path: key(path, *unit) for path, unit in units.items()}
+    todo = []
+    for path in units:
+        remembered = CACHE / keys[path]
+        if remembered.exists():
+            remembered.touch()
+        else:
+            todo.append(path)
+    jobs = int(os.environ.get("JOBS", os.cpu_count() or 2))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        # A precompiled header pays from the second file on.
+        shared = Counter(tuple(units[path][0]) for path in todo if units[path][1])
+        worth = [flags for flags, users in shared.items() if users > 1]
+        headers = dict(zip(worth, pool.map(precompile, map(list, worth), range(len(worth))), strict=True))
+        commands = []
+        for path in todo:
+            flags, prefixed = units[path]
+            header = headers.get(tuple(flags))
+            prefix = ["-include-pch", str(header)] if header else ["-include", str(PREFIX)]
+            words = [CLANG, *flags, *(prefix if prefixed else []), "-c", str(path)]
+            commands.append({"directory": str(WORK), "file": str(path), "command": shlex.join(words)})
+        (WORK / "compile_commands.json").write_text(json.dumps(commands, indent=1))
+        findings = 0
+        for path, said in zip(todo, pool.map(tidy, todo, [WORK] * len(todo)), strict=True):
+            if said:
+                findings += 1
+                print(said, flush=True)
+            else:
+                (CACHE / keys[path]).touch()
+    print(f"clang-tidy: {len(units)} files, {len(todo)} not seen clean before, {findings} with findings", flush=True)
+    forget_old()
+    return findings == 0 and not strays
+
+
+if __name__ == "__main__":
+    sys.exit(0 if check() else 1)
