@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ def surroundings() -> bytes:
     packages = [line for line in (ROOT / "tools" / "debian-packages.txt").read_text().split() if line != "#"]
     libraries = subprocess.run(["dpkg-query", "-W", "libstdc++-12-dev", *packages], check=False, capture_output=True)
     own = Path(__file__).read_bytes()
-    rules = (ROOT / ".clang-tidy").read_bytes() + (ROOT / "constraints.txt").read_bytes()
+    rules = b"".join((ROOT / name).read_bytes() for name in (".clang-tidy", "tests/.clang-tidy", "constraints.txt"))
     return b"\0".join((version, libraries.stdout, own, rules))
 
 
@@ -146,6 +147,8 @@ def check() -> bool:
             remembered.touch()
         else:
             todo.append(path)
+    # With its folder: clang finds the system's headers, and so knows them as such, from where it lies itself.
+    clang = shutil.which(CLANG) or CLANG
     jobs = int(os.environ.get("JOBS", os.cpu_count() or 2))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         # A precompiled header pays from the second file on.
@@ -157,7 +160,7 @@ def check() -> bool:
             flags, prefixed = units[path]
             header = headers.get(tuple(flags))
             prefix = ["-include-pch", str(header)] if header else ["-include", str(PREFIX)]
-            words = [CLANG, *flags, *(prefix if prefixed else []), "-c", str(path)]
+            words = [clang, *flags, *(prefix if prefixed else []), "-c", str(path)]
             commands.append({"directory": str(WORK), "file": str(path), "command": shlex.join(words)})
         (WORK / "compile_commands.json").write_text(json.dumps(commands, indent=1))
         findings = 0
