@@ -174,6 +174,9 @@ Grouping make_groups(std::span<ModuleNode const> modules, std::span<Bytes const>
 
   Grouping out;
   out.needs.resize(modules.size());
+  for (ModuleNode const& module : modules) {
+    out.roots.push_back(module.parent == kNoModule);
+  }
   std::map<std::vector<ModuleIndex>, GroupIndex> index;  // by the owners that share it
   std::vector<std::set<ModuleIndex>> triggers;
   for (PageIndex page = 0; page < page_bytes.size(); ++page) {

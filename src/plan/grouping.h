@@ -52,6 +52,8 @@ struct Grouping {
   std::vector<std::vector<GroupIndex>> needs;
   /// Per group: the other groups in use whenever one of its triggers runs (modules around it, shared pages).
   std::vector<std::vector<GroupIndex>> around;
+  /// Per module: whether it is a root, whose forward is a pass.
+  std::vector<bool> roots;
 };
 
 /// Pages shared between modules of different groups become groups of their own, needed by each. Every page is in

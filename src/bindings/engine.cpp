@@ -1,0 +1,220 @@
+#include <noria/error.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/topics.h"
+#include "engine/blocking.h"
+#include "engine/engine.h"
+#include "engine/net.h"
+#include "engine/tensor_table.h"
+
+namespace py = pybind11;
+
+namespace noria {
+namespace {
+
+void* leave_interpreter() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+void enter_interpreter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+py::dict to_dict(GroupStatus const& group) {
+  return py::dict(py::arg("name") = group.name, py::arg("bytes") = group.bytes, py::arg("tier") = group.tier,
+                  py::arg("resident") = group.resident, py::arg("loads") = group.loads,
+                  py::arg("stalls") = group.stalls, py::arg("stall_seconds") = group.stall_seconds,
+                  py::arg("dirty") = group.dirty);
+}
+
+py::dict to_dict(Status const& s) {
+  py::list groups;
+  for (GroupStatus const& group : s.groups) {
+    groups.append(to_dict(group));
+  }
+  return py::dict(
+      py::arg("device") = s.device, py::arg("budget_bytes") = s.budget_bytes,
+      py::arg("weights_bytes") = s.weights_bytes, py::arg("resident_bytes") = s.resident_bytes,
+      py::arg("streamed_bytes") = s.streamed_bytes, py::arg("device_bytes") = s.device_bytes,
+      py::arg("peak_device_bytes") = s.peak_device_bytes, py::arg("host_pinned_bytes") = s.host_pinned_bytes,
+      py::arg("host_pageable_bytes") = s.host_pageable_bytes, py::arg("disk_bytes") = s.disk_bytes,
+      py::arg("passes") = s.passes, py::arg("groups") = groups, py::arg("bytes_in") = s.bytes_in,
+      py::arg("bytes_out") = s.bytes_out, py::arg("loads") = s.loads, py::arg("stalls") = s.stalls,
+      py::arg("stall_seconds") = s.stall_seconds, py::arg("host_syncs") = s.host_syncs,
+      py::arg("net_faults") = s.net_faults, py::arg("order_surprises") = s.order_surprises);
+}
+
+/// Keeps a host block alive as long as a tensor over it.
+at::Tensor host_tensor(Engine& engine, plan::PageIndex page, at::Tensor const& like) {
+  std::byte* data = nullptr;
+  std::shared_ptr<HostBlock> const block = engine.host_bytes(page, &data);
+  auto* const keep = new std::shared_ptr<HostBlock>(block);
+  c10::DataPtr pointer(data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{},
+                                                       static_cast<int64_t>(engine.page(page).bytes()),
+                                                       std::move(pointer), c10::GetAllocator(c10::kCPU), false);
+  return tensor_over(std::move(storage), c10::kCPU, like, like.storage_offset());
+}
+
+/// The page of a managed tensor and its engine; throws when the tensor is not one.
+std::pair<Engine*, plan::PageIndex> managed(at::Tensor const& tensor) {
+  Page* const page = tensor.has_storage() ? Page::of(tensor.storage().unsafeGetStorageImpl()) : nullptr;
+  NORIA_CHECK(page != nullptr && page->engine() != nullptr, Error, "the tensor is not managed by noria");
+  return {page->engine(), page->engine()->index_of(*page)};
+}
+
+plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorTable const& table,
+                           std::string const& granularity, std::uint32_t blocks_per_group,
+                           std::vector<std::string> const& block_modules, Bytes split_above_bytes) {
+  std::vector<Bytes> bytes;
+  for (Engine::PageSpec const& page : table.pages()) {
+    bytes.push_back(page.bytes);
+  }
+  plan::GroupingOptions options{.granularity = granularity == "leaf"    ? plan::Granularity::kLeaf
+                                               : granularity == "block" ? plan::Granularity::kBlock
+                                                                        : plan::Granularity::kAuto,
+                                .blocks_per_group = blocks_per_group,
+                                .block_modules = block_modules,
+                                .split_above_bytes = split_above_bytes};
+  return plan::make_groups(modules, bytes, options);
+}
+
+}  // namespace
+
+void init_engine(py::module_& m) {
+  BlockingRegion::install(&leave_interpreter, &enter_interpreter);
+
+  m.attr("NO_MODULE") = plan::kNoModule;
+  m.attr("NO_PAGE") = TensorTable::kNoPage;
+
+  py::class_<plan::ModuleNode>(m, "ModuleNode")
+      .def(py::init([](std::string name, plan::ModuleIndex parent, bool list, bool called,
+                       std::vector<plan::PageIndex> pages) {
+             return plan::ModuleNode{std::move(name), parent, list, called, std::move(pages)};
+           }),
+           py::arg("name"), py::arg("parent"), py::arg("list"), py::arg("called"), py::arg("pages"));
+
+  py::class_<plan::Grouping>(m, "Grouping")
+      .def_property_readonly("group_names",
+                             [](plan::Grouping const& g) {
+                               std::vector<std::string> names;
+                               for (plan::Group const& group : g.groups) {
+                                 names.push_back(group.name);
+                               }
+                               return names;
+                             })
+      .def_property_readonly("group_pages",
+                             [](plan::Grouping const& g) {
+                               std::vector<std::vector<plan::PageIndex>> pages;
+                               for (plan::Group const& group : g.groups) {
+                                 pages.push_back(group.pages);
+                               }
+                               return pages;
+                             })
+      .def_readonly("needs", &plan::Grouping::needs)
+      .def_readonly("around", &plan::Grouping::around);
+
+  py::class_<TensorTable>(m, "TensorTable")
+      .def(py::init<>())
+      .def("add", &TensorTable::add, py::arg("tensor"), py::arg("name"))
+      .def("find_pages", &TensorTable::find_pages)
+      .def("page_of", &TensorTable::page_of, py::arg("index"))
+      .def_property_readonly("page_bytes",
+                             [](TensorTable const& table) {
+                               std::vector<Bytes> bytes;
+                               for (Engine::PageSpec const& page : table.pages()) {
+                                 bytes.push_back(page.bytes);
+                               }
+                               return bytes;
+                             })
+      .def(
+          "manage", [](TensorTable& table, Engine& engine, std::size_t index) { return table.manage(engine, index); },
+          py::arg("engine"), py::arg("index"));
+  m.def("make_groups", &make_groups, py::arg("modules"), py::arg("table"), py::arg("granularity"),
+        py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
+
+  py::class_<SafetensorsFile, std::shared_ptr<SafetensorsFile>>(m, "SafetensorsFile")
+      .def_static(
+          "open", [](std::string const& path) { return std::make_shared<SafetensorsFile>(SafetensorsFile::open(path)); },
+          py::arg("path"))
+      .def_property_readonly("path", [](SafetensorsFile const& file) { return file.file().path(); })
+      .def_property_readonly("tensors", [](SafetensorsFile const& file) {
+        py::dict out;
+        for (TensorEntry const& entry : file.tensors()) {
+          out[py::str(entry.name)] = py::make_tuple(entry.dtype, entry.shape, entry.begin, entry.bytes());
+        }
+        return out;
+      });
+
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def_static(
+          "create",
+          [](at::Device device, Bytes budget, TensorTable const& table, plan::Grouping grouping, std::uint32_t depth,
+             std::optional<bool> pin, Bytes pinned_limit, bool use_streams, bool low_memory, bool verify) {
+            EngineOptions options{.device = device,
+                                  .budget = budget,
+                                  .depth = depth,
+                                  .pin = !pin ? Pinning::kAuto : (*pin ? Pinning::kOn : Pinning::kOff),
+                                  .pinned_limit = pinned_limit,
+                                  .use_streams = use_streams,
+                                  .low_memory = low_memory,
+                                  .verify = verify};
+            return Engine::create(options, table.pages(), std::move(grouping));
+          },
+          py::arg("device"), py::arg("budget"), py::arg("table"), py::arg("grouping"), py::arg("depth") = 2,
+          py::arg("pin") = py::none(), py::arg("pinned_limit") = ~Bytes{0}, py::arg("use_streams") = true,
+          py::arg("low_memory") = false, py::arg("verify") = false)
+      .def("give_memory_home", &Engine::give_memory_home, py::arg("group"))
+      .def(
+          "give_file_home",
+          [](Engine& engine, plan::GroupIndex group,
+             std::vector<std::tuple<plan::PageIndex, std::shared_ptr<SafetensorsFile>, Bytes, Bytes>> const& parts) {
+            std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
+            for (auto const& [page, file, offset, bytes] : parts) {
+              extents.emplace_back(page, FileExtent{.file = file, .file_offset = offset, .bytes = bytes});
+            }
+            engine.give_file_home(group, std::move(extents));
+          },
+          py::arg("group"), py::arg("extents"))
+      .def("start", &Engine::start)
+      .def("begin", &Engine::begin, py::arg("module"))
+      .def("end", &Engine::end, py::arg("module"))
+      .def("begin_group", &Engine::begin_group, py::arg("group"))
+      .def("end_group", &Engine::end_group, py::arg("group"))
+      .def("flush", &Engine::flush)
+      .def("evict_all", &Engine::evict_all)
+      .def("resize", &Engine::resize, py::arg("budget"))
+      .def("stop", &Engine::stop)
+      .def("status", [](Engine const& engine) { return to_dict(engine.status()); })
+      .def("start_trace", &Engine::start_trace)
+      .def("stop_trace",
+           [](Engine& engine) {
+             py::list out;
+             for (TraceSlice const& slice : engine.stop_trace()) {
+               out.append(py::make_tuple(slice.name, slice.row, slice.begin_seconds, slice.end_seconds));
+             }
+             return out;
+           })
+      .def("detach_to_home", &Engine::detach_to_home, py::arg("page"))
+      .def("detach_to_device", &Engine::detach_to_device, py::arg("page"))
+      .def("page_alive", [](Engine& engine, plan::PageIndex page) { return engine.page(page).alive(); },
+           py::arg("page"))
+      .def_property_readonly("page_count", &Engine::page_count)
+      .def_property_readonly("device", [](Engine const& engine) { return engine.options().device; });
+
+  m.def(
+      "is_managed",
+      [](at::Tensor const& t) {
+        return t.has_storage() && Page::of(t.storage().unsafeGetStorageImpl()) != nullptr;
+      },
+      py::arg("tensor"));
+  m.def(
+      "host_tensor",
+      [](at::Tensor const& t) {
+        auto const [engine, page] = managed(t);
+        return host_tensor(*engine, page, t);
+      },
+      py::arg("tensor"), "The managed tensor's bytes as a cpu tensor over its host home, current as of now.");
+  m.def(
+      "mark_dirty", [](at::Tensor const& t) { managed(t).first->page(managed(t).second).mark_dirty(); },
+      py::arg("tensor"));
+}
+
+}  // namespace noria

@@ -1,0 +1,472 @@
+#include "engine/engine.h"
+
+#include <noria/error.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/log.h"
+#include "engine/blocking.h"
+#include "engine/net.h"
+
+namespace noria {
+namespace {
+
+/// Where a page begins in its group. 256 bytes: what vendor kernels may assume of an allocation, a multiple of the 64 on
+/// which CPU matrix products choose their path (DESIGN D7).
+constexpr Bytes kPageAlignment = 256;
+/// Where a group begins in the arena: the granularity of the device allocators that we know.
+constexpr Bytes kGroupAlignment = 512;
+
+std::uint64_t next_engine_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+std::string in_quotes(std::string const& name) { return "'" + name + "'"; }
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::create(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping) {
+  return std::shared_ptr<Engine>(new Engine(std::move(options), std::move(pages), std::move(grouping)));
+}
+
+Engine::Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping)
+    : id_(next_engine_id()),
+      options_(std::move(options)),
+      backend_(DeviceBackend::get(options_.device)),
+      grouping_(std::move(grouping)),
+      pages_(pages.size()) {
+  options_.device = backend_.device();
+  Capabilities const& can = backend_.capabilities();
+  async_ = options_.use_streams && can.streams && can.events && can.async_copies;
+  groups_.reserve(grouping_.groups.size());
+  costs_.reserve(grouping_.groups.size());
+  for (plan::GroupIndex g = 0; g < grouping_.groups.size(); ++g) {
+    plan::Group const& planned = grouping_.groups[g];
+    GroupState state;
+    state.name = planned.name;
+    state.pages = planned.pages;
+    Bytes offset = 0;
+    for (plan::PageIndex page : planned.pages) {
+      NORIA_ASSERT(!pages_[page], "a page is in one group");
+      pages_[page] = std::make_unique<Page>(pages[page].name, pages[page].bytes, g, offset);
+      offset += align_up(pages[page].bytes, kPageAlignment);
+    }
+    state.bytes = align_up(offset, kGroupAlignment);
+    costs_.push_back({.bytes = state.bytes, .uses = 1, .around = grouping_.around[g]});
+    groups_.push_back(std::move(state));
+  }
+  for (auto const& around : grouping_.around) {
+    for (plan::GroupIndex outer : around) {
+      groups_[outer].nested = true;
+    }
+  }
+  NORIA_ASSERT(std::ranges::all_of(pages_, [](auto const& page) { return page != nullptr; }), "every page has a group");
+  plan_residency();
+}
+
+Engine::~Engine() {
+  if (started_) {
+    OperatorNet::remove_engine();
+  }
+  // Copies may still be running into memory that goes now. At process exit the device may be gone: then it is leaked.
+  try {
+    if (arena_ && async_ && !stopped_) {
+      backend_.synchronize();
+    }
+  } catch (std::exception const& error) {
+    log(LogLevel::kWarning, std::string("could not wait for the device while offloading ended: ") + error.what());
+    (void)arena_.release_context();
+  }
+}
+
+std::vector<plan::PageIndex> const& Engine::group_pages(plan::GroupIndex group) const { return groups_[group].pages; }
+
+void Engine::plan_residency() {
+  std::vector<plan::GroupIndex> order;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    order.push_back(g);
+  }
+  plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
+  if (options_.budget < smallest.bytes) {
+    throw BudgetError("budget " + format_bytes(options_.budget) + " is below the smallest that works, " +
+                          format_bytes(smallest.bytes) + " (" + std::to_string(smallest.bytes) + " bytes): " +
+                          describe_need(smallest.largest),
+                      smallest.bytes);
+  }
+  residency_ = plan::choose_residents(costs_, order, options_.budget, async_ ? options_.depth : 1);
+  planned_order_ = std::move(order);
+}
+
+std::string Engine::describe_need(plan::GroupIndex group) const {
+  std::string text = "the group " + in_quotes(groups_[group].name) + " of " + format_bytes(groups_[group].bytes);
+  std::vector<plan::GroupIndex> const& around = grouping_.around[group];
+  for (std::size_t i = 0; i < around.size(); ++i) {
+    text += (i == 0 ? ", in use together with " : ", ") + in_quotes(groups_[around[i]].name) + " of " +
+            format_bytes(groups_[around[i]].bytes);
+  }
+  return text;
+}
+
+void Engine::give_memory_home(plan::GroupIndex group) {
+  GroupState& state = groups_[group];
+  Bytes pinned = 0;
+  for (GroupState const& other : groups_) {
+    pinned += other.home.block() && other.home.block()->is_pinned() ? other.home.block()->booked_bytes() : 0;
+  }
+  bool const wanted = options_.pin == Pinning::kOn ||
+                      (options_.pin == Pinning::kAuto && !options_.low_memory && async_ &&
+                       pinned + state.bytes <= options_.pinned_limit);
+  if (wanted && backend_.capabilities().pinned_memory) {
+    try {
+      state.home = HostHome(HostBlock::pinned(backend_, state.bytes));
+      return;
+    } catch (std::exception const& error) {
+      log_once(LogLevel::kWarning, "pin:" + backend_.device().str(),
+               "the system refuses to page-lock " + format_bytes(state.bytes) + " for the group " + in_quotes(state.name) +
+                   " (" + error.what() + "); it stays pageable, and its copies hold up the host. Give a smaller "
+                   "host_budget, or raise the limit of locked memory");
+    }
+  } else if (options_.pin == Pinning::kOn) {
+    throw UnsupportedOperation("pin=True, and " + backend_.device().str() + " has no page-locked memory: " +
+                               backend_.why_not("pinned_memory"));
+  }
+  state.home = HostHome(HostBlock::pageable(state.bytes));
+}
+
+void Engine::give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents) {
+  std::vector<FileExtent> placed;
+  placed.reserve(extents.size());
+  for (auto& [page, extent] : extents) {
+    NORIA_ASSERT(pages_[page]->group() == group && extent.bytes == pages_[page]->bytes(), "an extent is a whole page");
+    extent.group_offset = pages_[page]->offset();
+    placed.push_back(std::move(extent));
+  }
+  std::ranges::sort(placed, {}, [](FileExtent const& e) { return std::pair(e.file.get(), e.file_offset); });
+  groups_[group].home = HostHome(std::move(placed));
+}
+
+void Engine::fill_home(plan::PageIndex page, std::byte const* source) {
+  std::memcpy(home_of(page), source, pages_[page]->bytes());
+}
+
+std::byte* Engine::home_of(plan::PageIndex page) const {
+  auto const& block = groups_[pages_[page]->group()].home.block();
+  return block ? block->data() + pages_[page]->offset() : nullptr;
+}
+
+void Engine::start() {
+  auto const lock = lock_politely(mutex_);
+  if (async_) {
+    in_stream_ = backend_.new_stream();
+    out_stream_ = backend_.new_stream();
+  }
+  allocate_arena();
+  started_ = true;
+  OperatorNet::add_engine();
+}
+
+void Engine::allocate_arena() {
+  Bytes total = 0;
+  for (GroupState const& group : groups_) {
+    total += group.bytes;
+  }
+  arena_bytes_ = std::min(options_.budget & ~(kGroupAlignment - 1), total);
+  NORIA_ASSERT(arena_bytes_ >= residency_.resident_bytes + residency_.ring_bytes, "the plan keeps to the budget");
+  if (arena_bytes_ > 0) {
+    arena_ = backend_.allocate(arena_bytes_);
+  }
+  if (in_stream_) {
+    // The arena belongs to the stream that is current now; the copy stream may touch it once that one has come here.
+    Event allocated = backend_.new_event();
+    allocated.record(backend_.current_stream());
+    allocated.block(*in_stream_);
+  }
+  peak_arena_bytes_ = std::max(peak_arena_bytes_, arena_bytes_);
+  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+}
+
+std::byte* Engine::device_address(plan::GroupIndex group) const {
+  return static_cast<std::byte*>(arena_.get()) + groups_[group].device_offset;
+}
+
+bool Engine::any_dirty(plan::GroupIndex group) const {
+  return std::ranges::any_of(groups_[group].pages,
+                             [this](plan::PageIndex p) { return pages_[p]->alive() && pages_[p]->dirty(); });
+}
+
+void Engine::flush() {
+  auto const lock = lock_politely(mutex_);
+  bool wait = false;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded && any_dirty(g)) {
+      write_back(g);
+      wait = true;
+    }
+  }
+  if (wait || out_stream_) {
+    drain();
+  }
+}
+
+void Engine::drain() {
+  BlockingRegion const region;
+  if (out_stream_) {
+    ++host_syncs_;
+    backend_.synchronize(*out_stream_);
+    ++host_syncs_;
+    backend_.synchronize(*in_stream_);
+  } else {
+    backend_.synchronize();
+  }
+}
+
+void Engine::evict_all() {
+  auto const lock = lock_politely(mutex_);
+  for (GroupState const& group : groups_) {
+    NORIA_CHECK(group.uses == 0, Error,
+                "the group " + in_quotes(group.name) + " is in use; weights cannot be taken from the device inside a forward");
+  }
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded) {
+      vacate(g);
+    }
+  }
+  ring_.clear();
+  drain();
+}
+
+void Engine::resize(Bytes budget) {
+  auto const lock = lock_politely(mutex_);
+  plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
+  NORIA_CHECK(budget >= smallest.bytes, BudgetError,
+              "budget " + format_bytes(budget) + " is below the smallest that works, " + format_bytes(smallest.bytes) +
+                  " (" + std::to_string(smallest.bytes) + " bytes): " + describe_need(smallest.largest),
+              smallest.bytes);
+  resize_to_ = budget;
+  if (users_ == 0) {
+    apply_resize();
+  }
+}
+
+void Engine::apply_resize() {
+  Bytes const old_budget = options_.budget;
+  Bytes const wanted = *std::exchange(resize_to_, std::nullopt);
+  std::vector<plan::GroupIndex> in_use;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded) {
+      if (groups_[g].uses > 0) {
+        in_use.push_back(g);
+        if (async_) {
+          mark_free(g, backend_.current_stream());
+        }
+      }
+      vacate(g);
+    }
+  }
+  {
+    BlockingRegion const region;
+    ++host_syncs_;
+    backend_.synchronize();
+  }
+  auto const take = [&](Bytes budget) {
+    options_.budget = budget;
+    ring_.clear();
+    plan_residency();
+    allocate_arena();
+  };
+  arena_.clear();
+  try {
+    take(wanted);
+  } catch (std::exception const& error) {
+    log(LogLevel::kWarning, "the device has no " + format_bytes(wanted) + " for weights (" + error.what() +
+                                "); the budget stays " + format_bytes(old_budget));
+    take(old_budget);
+  }
+  for (plan::GroupIndex g : in_use) {
+    NORIA_ASSERT(load(g, in_use, true), "groups in use together fit every budget that works");
+    if (async_) {
+      wait_ready(g, backend_.current_stream());
+    }
+    open_pages(g);
+  }
+}
+
+std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte** data) {
+  auto const lock = lock_politely(mutex_);
+  Page const& page = *pages_[index];
+  plan::GroupIndex const g = page.group();
+  GroupState& group = groups_[g];
+  if (group.place == Place::kLoaded && page.alive() && page.dirty()) {
+    write_back(g);
+  }
+  if (group.home.block()) {
+    if (group.written_back.recorded() && !group.written_back.query()) {
+      BlockingRegion const region;
+      ++host_syncs_;
+      group.written_back.synchronize();
+    }
+    *data = group.home.block()->data() + page.offset();
+    return group.home.block();
+  }
+  auto copy = HostBlock::pageable(std::max<Bytes>(page.bytes(), 1));
+  for (FileExtent const& extent : group.home.extents()) {
+    if (extent.group_offset == page.offset()) {
+      BlockingRegion const region;
+      extent.file->file().read_exact(extent.file_offset, {copy->data(), extent.bytes});
+      extent.file->file().check_unchanged();
+    }
+  }
+  *data = copy->data();
+  return copy;
+}
+
+void Engine::detach(plan::PageIndex index, c10::DataPtr data) {
+  std::shared_ptr<Engine> keep;  // dies after the lock
+  auto const lock = lock_politely(mutex_);
+  keep = pages_[index]->detach(std::move(data));
+}
+
+void Engine::detach_to_home(plan::PageIndex index) {
+  std::byte* data = nullptr;
+  auto* const keep = new std::shared_ptr<HostBlock>(host_bytes(index, &data));
+  detach(index, c10::DataPtr(
+                    data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU));
+}
+
+void Engine::detach_to_device(plan::PageIndex index) {
+  std::byte* data = nullptr;
+  std::shared_ptr<HostBlock> const home = host_bytes(index, &data);
+  c10::DataPtr memory = backend_.allocate(pages_[index]->bytes());
+  c10::Stream const stream = backend_.current_stream();
+  backend_.copy_to_device(memory.get(), data, pages_[index]->bytes(), stream);
+  {
+    BlockingRegion const region;
+    backend_.synchronize(stream);  // `home` may go now
+  }
+  detach(index, std::move(memory));
+}
+
+plan::PageIndex Engine::index_of(Page const& page) const {
+  for (plan::PageIndex p : groups_[page.group()].pages) {
+    if (pages_[p].get() == &page) {
+      return p;
+    }
+  }
+  throw Error("internal error in noria, please report it: a page is in no group");
+}
+
+void Engine::stop() {
+  auto lock = lock_politely(mutex_);
+  if (stopped_) {
+    return;
+  }
+  stopped_ = true;
+  for (GroupState& group : groups_) {
+    group.place = Place::kEvicted;
+    group.open = false;
+  }
+  ring_.clear();
+  {
+    BlockingRegion const region;
+    backend_.synchronize();
+  }
+  arena_.clear();
+  arena_bytes_ = 0;
+}
+
+void Engine::on_storage_death(Page& page) noexcept {
+  std::shared_ptr<Engine> keep;
+  try {
+    auto const lock = lock_politely(mutex_);
+    keep = page.forget_storage();
+  } catch (std::exception const& error) {
+    log(LogLevel::kError, std::string("a storage died and its page could not be forgotten: ") + error.what());
+  }
+}
+
+void Engine::explain_eviction(Page& page, std::string const& why) noexcept {
+  auto const lock = lock_politely(mutex_);
+  if (!page.is_open()) {
+    page.close("could not be brought to the device: " + why);
+  }
+}
+
+void Engine::count_net_fault() { net_faults_.fetch_add(1, std::memory_order_relaxed); }
+
+Status Engine::status() const {
+  auto const lock = lock_politely(mutex_);
+  Status out;
+  out.device = backend_.device().str();
+  out.budget_bytes = options_.budget;
+  out.device_bytes = arena_bytes_;
+  out.peak_device_bytes = peak_arena_bytes_;
+  out.passes = passes_;
+  out.bytes_in = bytes_in_;
+  out.bytes_out = bytes_out_;
+  out.loads = loads_;
+  out.stalls = stalls_;
+  out.stall_seconds = stall_seconds_;
+  out.host_syncs = host_syncs_;
+  out.net_faults = net_faults_.load();
+  out.order_surprises = order_.surprises();
+  if (staging_) {
+    (staging_->is_pinned() ? out.host_pinned_bytes : out.host_pageable_bytes) += staging_->booked_bytes();
+  }
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    GroupState const& group = groups_[g];
+    GroupStatus row;
+    row.name = group.name;
+    for (plan::PageIndex page : group.pages) {
+      row.bytes += pages_[page]->bytes();
+    }
+    row.resident = resident(g);
+    row.dirty = any_dirty(g);
+    row.loads = group.loads;
+    row.stalls = group.stalls;
+    row.stall_seconds = group.stall_seconds;
+    if (group.home.block()) {
+      bool const pinned = group.home.block()->is_pinned();
+      row.tier = pinned ? "pinned" : "pageable";
+      (pinned ? out.host_pinned_bytes : out.host_pageable_bytes) += group.home.block()->booked_bytes();
+    } else {
+      row.tier = "disk";
+      out.disk_bytes += group.home.disk_bytes();
+    }
+    out.weights_bytes += row.bytes;
+    (row.resident ? out.resident_bytes : out.streamed_bytes) += row.bytes;
+    out.groups.push_back(std::move(row));
+  }
+  return out;
+}
+
+void Engine::start_trace() {
+  auto const lock = lock_politely(mutex_);
+  slices_.clear();
+  tracing_ = true;
+  trace_begin_ = backend_.new_event(true);
+  trace_begin_.record(backend_.current_stream());
+}
+
+std::vector<TraceSlice> Engine::stop_trace() {
+  auto const lock = lock_politely(mutex_);
+  tracing_ = false;
+  {
+    BlockingRegion const region;
+    ++host_syncs_;
+    backend_.synchronize();
+  }
+  std::vector<TraceSlice> out;
+  out.reserve(slices_.size());
+  for (PendingSlice const& slice : slices_) {
+    out.push_back({.name = slice.name,
+                   .row = slice.row,
+                   .begin_seconds = trace_begin_.elapsed_seconds(slice.begin),
+                   .end_seconds = trace_begin_.elapsed_seconds(slice.end)});
+  }
+  slices_.clear();
+  return out;
+}
+
+}  // namespace noria

@@ -1,0 +1,297 @@
+/// The engine: groups of pages that come to the device just before they are used.
+#pragma once
+
+#include <noria/bytes.h>
+#include <noria/device_backend.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/host_home.h"
+#include "engine/page.h"
+#include "plan/grouping.h"
+#include "plan/order.h"
+#include "plan/ranges.h"
+#include "plan/residency.h"
+
+namespace noria {
+
+enum class Pinning { kAuto, kOn, kOff };
+
+struct EngineOptions {
+  c10::Device device{c10::kCPU};
+  /// Bytes of weights on the device at once, residents and ring together.
+  Bytes budget = 0;
+  /// Groups in a row that the ring should hold. 2 hides the copies of equal groups behind computation.
+  std::uint32_t depth = 2;
+  Pinning pin = Pinning::kAuto;
+  /// At most this much host memory is page-locked; what is beyond stays pageable.
+  Bytes pinned_limit = ~Bytes{0};
+  /// Copies on streams of their own, ordered by events, where the device has both.
+  bool use_streams = true;
+  /// Host memory stays pageable and is copied through a small page-locked ring.
+  bool low_memory = false;
+  /// Poison what is freed, compare what was loaded with its home.
+  bool verify = false;
+};
+
+struct GroupStatus {
+  std::string name;
+  Bytes bytes = 0;
+  std::string tier;  ///< "pinned", "pageable" or "disk": where its home is
+  bool resident = false;
+  bool dirty = false;
+  std::uint64_t loads = 0;
+  std::uint64_t stalls = 0;
+  double stall_seconds = 0.0;
+};
+
+struct Status {
+  std::string device;
+  Bytes budget_bytes = 0;
+  Bytes weights_bytes = 0;
+  Bytes resident_bytes = 0;
+  Bytes streamed_bytes = 0;
+  Bytes device_bytes = 0;
+  Bytes peak_device_bytes = 0;
+  Bytes host_pinned_bytes = 0;
+  Bytes host_pageable_bytes = 0;
+  Bytes disk_bytes = 0;
+  std::uint64_t passes = 0;
+  Bytes bytes_in = 0;
+  Bytes bytes_out = 0;
+  std::uint64_t loads = 0;
+  std::uint64_t stalls = 0;
+  double stall_seconds = 0.0;
+  std::uint64_t host_syncs = 0;
+  std::uint64_t net_faults = 0;
+  std::uint64_t order_surprises = 0;
+  std::vector<GroupStatus> groups;
+};
+
+/// One load or one use, for timelines. Seconds since the trace began.
+struct TraceSlice {
+  std::string name;
+  std::string row;  ///< "copy in", "copy out", "compute"
+  double begin_seconds = 0.0;
+  double end_seconds = 0.0;
+};
+
+/// Note [Locking]
+/// One mutex guards the state of all groups. It is never held while user code, the Python interpreter or a device wait
+/// may run; messages are collected and said after it is released. A thread that holds it never waits for the GIL; a
+/// thread that holds the GIL and must wait gives the GIL away first (see BlockingRegion).
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  /// Weights as set-up describes them: sizes only. `grouping` says which pages go together.
+  struct PageSpec {
+    std::string name;
+    Bytes bytes = 0;
+  };
+
+  static std::shared_ptr<Engine> create(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping);
+  Engine(Engine const&) = delete;
+  Engine& operator=(Engine const&) = delete;
+  ~Engine();
+
+  /// @name Set-up, group by group, from one thread
+  /// @{
+  [[nodiscard]] std::size_t group_count() const { return groups_.size(); }
+  [[nodiscard]] std::vector<plan::PageIndex> const& group_pages(plan::GroupIndex group) const;
+  /// Takes host memory for a group, page-locked if it may be.
+  void give_memory_home(plan::GroupIndex group);
+  /// The group's bytes stay in checkpoint files. Extents are in file offsets; `group_offset` of each is filled in here.
+  void give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents);
+  /// Copies the bytes of a page into its home.
+  void fill_home(plan::PageIndex page, std::byte const* source);
+  /// The page's place in its memory home, null when that is on disk.
+  [[nodiscard]] std::byte* home_of(plan::PageIndex page) const;
+  [[nodiscard]] Page& page(plan::PageIndex index) { return *pages_[index]; }
+  [[nodiscard]] std::size_t page_count() const { return pages_.size(); }
+  /// Takes the device memory and starts. Throws the device's own out-of-memory error.
+  void start();
+  /// @}
+
+  /// @name Uses
+  /// @{
+  /// The forward of `module` is about to run on the calling thread's current stream: its groups are on the device when
+  /// this returns, or will be before work that is given to that stream from now on. Throws BudgetError, StorageError,
+  /// IntegrityError; the module then has no use.
+  void begin(plan::ModuleIndex module);
+  /// The forward has ended, well or not. Does nothing when the calling thread has no such use.
+  void end(plan::ModuleIndex module) noexcept;
+  /// Ends all uses of the calling thread above its first `keep`: an exception may have passed the hooks by.
+  void reclaim(std::size_t keep) noexcept;
+  /// A begin() failed, and an end() for it will come all the same.
+  void note_failed_begin(plan::ModuleIndex module);
+  /// Modules of the calling thread's uses, outermost first.
+  [[nodiscard]] std::vector<plan::ModuleIndex> uses_of_this_thread() const;
+  /// As begin, for one group and no module; the operator net's and resident()'s.
+  void begin_group(plan::GroupIndex group);
+  void end_group(plan::GroupIndex group) noexcept;
+  /// True when the calling thread holds a use of the group.
+  [[nodiscard]] bool in_use_here(plan::GroupIndex group) const;
+  /// @}
+
+  /// Copies modified weights to their homes and waits for it. A group whose home is a checkpoint file moves to host
+  /// memory first.
+  void flush();
+  /// As flush, then gives every group's place on the device away. Throws Error while a use is open.
+  void evict_all();
+  /// From the next use on. Throws BudgetError and keeps the old one.
+  void resize(Bytes budget);
+  /// The page's bytes in host memory, current as of now. For the disk tier a copy. Keeps the memory alive.
+  std::shared_ptr<HostBlock> host_bytes(plan::PageIndex page, std::byte** data);
+  /// After this the storage of `page` owns `data`.
+  void detach(plan::PageIndex page, c10::DataPtr data);
+  /// Onload device cpu: the storage goes on with the bytes of its home.
+  void detach_to_home(plan::PageIndex page);
+  /// The storage gets device memory of its own. Throws the device's own out-of-memory error.
+  void detach_to_device(plan::PageIndex page);
+  [[nodiscard]] plan::PageIndex index_of(Page const& page) const;
+  /// Gives everything on the device away for good; the pages must have been detached.
+  void stop();
+
+  [[nodiscard]] Status status() const;
+  [[nodiscard]] bool is_root(plan::ModuleIndex module) const { return grouping_.roots[module]; }
+  [[nodiscard]] EngineOptions const& options() const { return options_; }
+  [[nodiscard]] DeviceBackend& backend() const { return backend_; }
+
+  void start_trace();
+  [[nodiscard]] std::vector<TraceSlice> stop_trace();
+
+  /// From ~StorageImpl, on any thread.
+  void on_storage_death(Page& page) noexcept;
+  /// A net load that was needed; counted.
+  void count_net_fault();
+  /// The page could not be brought in; the error of an access says why.
+  void explain_eviction(Page& page, std::string const& why) noexcept;
+
+ private:
+  /// Timing marks around a wait for a load, read once they have passed.
+  struct StallProbe {
+    plan::GroupIndex group;
+    Event before;
+    Event after;
+  };
+
+  enum class Place : std::uint8_t { kEvicted, kLoaded };
+
+  struct FreeMark {
+    c10::Stream stream;
+    Event event;
+  };
+
+  struct GroupState {
+    std::string name;
+    std::vector<plan::PageIndex> pages;
+    Bytes bytes = 0;  // on the device, padding included
+    HostHome home;
+    bool nested = false;  // of a module around others: goes to the high edge of the ring
+    Place place = Place::kEvicted;
+    Bytes device_offset = 0;
+    std::uint32_t uses = 0;
+    bool open = false;
+    bool used_since_load = false;
+    std::vector<Event> use_begins;  // while tracing
+    std::uint64_t last_use = 0;
+    Event ready;
+    Event written_back;
+    std::vector<c10::Stream> waited;  // streams that have waited for `ready`
+    std::vector<FreeMark> marks;      // ends of uses that an overwrite must wait for
+    std::size_t marks_in_use = 0;
+    std::uint64_t loads = 0;
+    std::uint64_t stalls = 0;
+    double stall_seconds = 0.0;
+  };
+
+  struct PendingSlice {
+    std::string name;
+    char const* row;
+    Event begin;
+    Event end;
+  };
+
+  Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping);
+
+  // All below: the caller holds mutex_.
+  void plan_residency();
+  void allocate_arena();
+  void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  void release(plan::GroupIndex group) noexcept;
+  bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
+  [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
+                                                bool demanded);
+  void copy_in(plan::GroupIndex group);
+  void vacate(plan::GroupIndex group);
+  void write_back(plan::GroupIndex group);
+  void move_home_to_memory(plan::GroupIndex group);
+  void open_pages(plan::GroupIndex group);
+  void close_pages(plan::GroupIndex group);
+  void wait_ready(plan::GroupIndex group, c10::Stream stream);
+  void prefetch();
+  void mark_free(plan::GroupIndex group, c10::Stream stream);
+  void drain();
+  [[nodiscard]] std::string describe_need(plan::GroupIndex group) const;
+  [[nodiscard]] std::byte* device_address(plan::GroupIndex group) const;
+  [[nodiscard]] bool resident(plan::GroupIndex group) const { return residency_.resident[group]; }
+  [[nodiscard]] bool any_dirty(plan::GroupIndex group) const;
+  void apply_resize();
+  void replan_if_learned();
+  void end_uses_from(std::size_t first) noexcept;
+  void read_stalls();
+  Event timing_event();
+  void note_slice(plan::GroupIndex group, char const* row, Event begin, c10::Stream stream);
+
+  std::uint64_t const id_;  // never reused, unlike addresses
+  EngineOptions options_;
+  DeviceBackend& backend_;
+  bool async_ = false;  // streams and events order the copies; otherwise everything happens at once
+  plan::Grouping grouping_;
+  std::vector<std::unique_ptr<Page>> pages_;
+  std::vector<GroupState> groups_;
+  std::vector<plan::GroupUse> costs_;
+  plan::Residency residency_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable released_;
+  c10::DataPtr arena_;
+  Bytes arena_bytes_ = 0;
+  Bytes peak_arena_bytes_ = 0;
+  plan::RangeMap ring_;
+  plan::UseOrder order_;
+  std::optional<c10::Stream> in_stream_;
+  std::optional<c10::Stream> out_stream_;
+  std::optional<Bytes> resize_to_;
+  std::uint64_t clock_ = 0;  // counts uses
+  std::optional<plan::GroupIndex> last_group_;
+  std::vector<plan::GroupIndex> planned_order_;
+  std::size_t waiting_ = 0;
+  std::size_t users_ = 0;  // threads with an open use
+  std::shared_ptr<HostBlock> staging_;
+  bool stopped_ = false;
+  bool started_ = false;  // counted by the operator net
+
+  Bytes bytes_in_ = 0;
+  Bytes bytes_out_ = 0;
+  std::uint64_t loads_ = 0;
+  std::uint64_t passes_ = 0;
+  std::uint64_t stalls_ = 0;
+  double stall_seconds_ = 0.0;
+  std::uint64_t host_syncs_ = 0;
+  std::atomic<std::uint64_t> net_faults_{0};
+  std::deque<StallProbe> probes_;
+  std::vector<Event> spare_timing_events_;
+
+  bool tracing_ = false;
+  Event trace_begin_;
+  std::vector<PendingSlice> slices_;
+};
+
+}  // namespace noria

@@ -1,0 +1,72 @@
+/// Where the bytes of a group live while they are not on the device.
+#pragma once
+
+#include <noria/bytes.h>
+#include <noria/device_backend.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format/safetensors.h"
+
+namespace noria {
+
+/// Host memory of one group, page-locked or not. Shared: a state_dict may outlive the engine.
+class HostBlock {
+ public:
+  /// Page-locked for `backend`. Throws as DeviceBackend::allocate_pinned does.
+  static std::shared_ptr<HostBlock> pinned(DeviceBackend& backend, Bytes bytes);
+  /// Ordinary memory, page-aligned. Throws noria::Error when the system has none left.
+  static std::shared_ptr<HostBlock> pageable(Bytes bytes);
+
+  HostBlock(HostBlock const&) = delete;
+  HostBlock& operator=(HostBlock const&) = delete;
+  ~HostBlock();
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] Bytes bytes() const { return bytes_; }
+  [[nodiscard]] bool is_pinned() const { return static_cast<bool>(pinned_); }
+  [[nodiscard]] Bytes booked_bytes() const;
+
+ private:
+  HostBlock() = default;
+
+  PinnedBlock pinned_;
+  std::byte* data_ = nullptr;
+  Bytes bytes_ = 0;
+};
+
+/// A part of a checkpoint file that is a part of a group.
+struct FileExtent {
+  std::shared_ptr<SafetensorsFile const> file;
+  Bytes file_offset = 0;
+  Bytes group_offset = 0;
+  Bytes bytes = 0;
+};
+
+/// Host memory, or extents of checkpoint files that are never written.
+class HostHome {
+ public:
+  HostHome() = default;
+  explicit HostHome(std::shared_ptr<HostBlock> block) : block_(std::move(block)) {}
+  explicit HostHome(std::vector<FileExtent> extents) : extents_(std::move(extents)) {}
+
+  /// Null when the home is on disk.
+  [[nodiscard]] std::shared_ptr<HostBlock> const& block() const { return block_; }
+  [[nodiscard]] bool on_disk() const { return !extents_.empty(); }
+  [[nodiscard]] std::span<FileExtent const> extents() const { return extents_; }
+  [[nodiscard]] Bytes disk_bytes() const;
+
+  /// Fills `group`, as large as the group, from the files. Blocks. Throws StorageError or IntegrityError; `group` is then
+  /// undefined. Bytes between extents are left as they are.
+  void read_files(std::span<std::byte> group) const;
+
+ private:
+  std::shared_ptr<HostBlock> block_;
+  std::vector<FileExtent> extents_;
+};
+
+}  // namespace noria

@@ -1,0 +1,241 @@
+#include "engine/net.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/record_function.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/log.h"
+#include "engine/engine.h"
+
+namespace noria {
+namespace {
+
+thread_local int t_paused = 0;
+
+/// What the net must know of an operator, found once from its schema.
+struct OperatorTraits {
+  bool pure_view = false;
+  std::vector<bool> writes;  // per argument
+  // Operators that change running statistics when their training argument is true, and do not declare it.
+  int training_argument = -1;
+  std::vector<int> statistics;
+};
+
+OperatorTraits read_schema(c10::FunctionSchema const& schema) {
+  OperatorTraits traits;
+  bool any_write = false;
+  for (c10::Argument const& argument : schema.arguments()) {
+    bool const writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    traits.writes.push_back(writes);
+    any_write = any_write || writes;
+  }
+  if (!any_write) {
+    traits.writes.clear();
+  }
+  bool returns_alias = !schema.returns().empty();
+  for (c10::Argument const& result : schema.returns()) {
+    returns_alias = returns_alias && result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  }
+  traits.pure_view = returns_alias && !any_write;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    std::string const& name = schema.arguments()[i].name();
+    if (name == "running_mean" || name == "running_var") {
+      traits.statistics.push_back(static_cast<int>(i));
+    } else if (name == "training" || name == "use_input_stats" || name == "train") {
+      traits.training_argument = static_cast<int>(i);
+    }
+  }
+  return traits;
+}
+
+/// Schemas live as long as the process's operators, and each has a name string of its own: its address is the key.
+OperatorTraits const* traits_of(at::RecordFunction const& function) {
+  static std::shared_mutex mutex;
+  static auto* const known = new std::unordered_map<char const*, std::unique_ptr<OperatorTraits>>;  // leaked: see Log
+  char const* const key = function.name();
+  thread_local char const* last_key = nullptr;
+  thread_local OperatorTraits const* last = nullptr;
+  if (key == last_key) {
+    return last;
+  }
+  {
+    std::shared_lock const lock(mutex);
+    auto const found = known->find(key);
+    if (found != known->end()) {
+      last_key = key;
+      last = found->second.get();
+      return last;
+    }
+  }
+  std::optional<c10::FunctionSchema> const schema = function.operator_schema();
+  if (!schema) {
+    return nullptr;  // a user's own scope; its name may be a temporary, so nothing is kept
+  }
+  std::unique_lock const lock(mutex);
+  auto const [entry, fresh] = known->try_emplace(key, std::make_unique<OperatorTraits>(read_schema(*schema)));
+  return entry->second.get();
+}
+
+Page* page_of(at::Tensor const& tensor) {
+  at::TensorImpl const* const impl = tensor.unsafeGetTensorImpl();
+  if (!tensor.defined() || !impl->has_storage()) {
+    return nullptr;
+  }
+  c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return storage != nullptr ? Page::of(storage) : nullptr;
+}
+
+/// Groups held from the start of an operator to its end.
+struct Held final : at::ObserverContext {
+  std::vector<std::pair<std::shared_ptr<Engine>, plan::GroupIndex>> groups;
+};
+
+class Visitor {
+ public:
+  explicit Visitor(OperatorTraits const* traits) : traits_(traits) {}
+
+  void argument(c10::IValue const& value, std::size_t index, bool statistics_change) {
+    bool writes = traits_ != nullptr && index < traits_->writes.size() && traits_->writes[index];
+    if (statistics_change) {
+      for (int i : traits_->statistics) {
+        writes = writes || static_cast<std::size_t>(i) == index;
+      }
+    }
+    if (value.isTensor()) {
+      tensor(value.toTensor(), writes);
+    } else if (value.isList()) {
+      for (c10::IValue const& element : value.toListRef()) {
+        if (!element.isTensor()) {
+          if (element.isNone()) {
+            continue;
+          }
+          break;  // a list of numbers
+        }
+        tensor(element.toTensor(), writes);
+      }
+    }
+  }
+
+  std::unique_ptr<Held> take() { return std::move(held_); }
+
+ private:
+  void tensor(at::Tensor const& tensor, bool writes) {
+    Page* const page = page_of(tensor);
+    if (page == nullptr) {
+      return;
+    }
+    Engine* const engine = page->engine();
+    if (engine == nullptr) {
+      return;
+    }
+    if (!page->stays_open() && !engine->in_use_here(page->group())) {
+      try {
+        if (!page->is_open()) {
+          engine->count_net_fault();
+        }
+        engine->begin_group(page->group());
+        if (!held_) {
+          held_ = std::make_unique<Held>();
+        }
+        held_->groups.emplace_back(engine->shared_from_this(), page->group());
+      } catch (std::exception const& error) {
+        engine->explain_eviction(*page, error.what());
+        return;
+      }
+    }
+    if (writes) {
+      page->mark_dirty();
+    }
+  }
+
+  OperatorTraits const* traits_;
+  std::unique_ptr<Held> held_;
+};
+
+std::unique_ptr<at::ObserverContext> on_start(at::RecordFunction const& function) {
+  if (t_paused > 0) {
+    return nullptr;
+  }
+  auto const inputs = function.inputs();
+  bool any = false;
+  for (c10::IValue const& value : inputs) {
+    any = any || value.isTensor() || value.isList();
+  }
+  if (!any) {
+    return nullptr;
+  }
+  OperatorTraits const* const traits = traits_of(function);
+  if (traits != nullptr && traits->pure_view) {
+    return nullptr;
+  }
+  OperatorNet::Pause const pause;  // copies of a generic device are operators too
+  bool statistics_change = false;
+  if (traits != nullptr && !traits->statistics.empty() && traits->training_argument >= 0 &&
+      static_cast<std::size_t>(traits->training_argument) < inputs.size()) {
+    c10::IValue const& training = inputs[static_cast<std::size_t>(traits->training_argument)];
+    statistics_change = training.isBool() && training.toBool();
+  }
+  Visitor visitor(traits);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    visitor.argument(inputs[i], i, statistics_change);
+  }
+  return visitor.take();
+}
+
+void on_end(at::RecordFunction const& /*function*/, at::ObserverContext* context) {
+  if (context == nullptr) {
+    return;
+  }
+  OperatorNet::Pause const pause;
+  for (auto const& [engine, group] : static_cast<Held*>(context)->groups) {
+    engine->end_group(group);
+  }
+}
+
+struct NetState {
+  std::mutex mutex;
+  int engines = 0;
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+};
+
+NetState& net() {
+  static auto* const state = new NetState;
+  return *state;
+}
+
+}  // namespace
+
+OperatorNet::Pause::Pause() { ++t_paused; }
+OperatorNet::Pause::~Pause() { --t_paused; }
+
+void OperatorNet::add_engine() {
+  NetState& state = net();
+  std::scoped_lock const lock(state.mutex);
+  if (state.engines++ > 0) {
+    return;
+  }
+  if (state.handle == at::INVALID_CALLBACK_HANDLE) {
+    // Added once and switched afterwards: removing a callback wants a quiet process.
+    state.handle = at::addGlobalCallback(
+        at::RecordFunctionCallback(&on_start, &on_end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  } else {
+    at::reenableCallback(state.handle);
+  }
+}
+
+void OperatorNet::remove_engine() noexcept {
+  NetState& state = net();
+  std::scoped_lock const lock(state.mutex);
+  if (--state.engines == 0) {
+    try {
+      at::disableCallback(state.handle);
+    } catch (std::exception const& error) {
+      log(LogLevel::kError, std::string("the operator net could not be switched off: ") + error.what());
+    }
+  }
+}
+
+}  // namespace noria

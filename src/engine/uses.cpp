@@ -1,0 +1,330 @@
+// Uses: a group is acquired before something reads it and released after. See Note [Uses].
+#include <noria/error.h>
+
+#include <algorithm>
+
+#include "core/log.h"
+#include "engine/blocking.h"
+#include "engine/engine.h"
+
+namespace noria {
+namespace {
+
+// Note [Uses]
+// A use belongs to the thread that began it and to the groups it acquired together. Module hooks nest, so the uses of a
+// thread are a stack. Hooks can be passed by: a KeyboardInterrupt runs none. A use left behind that way only pins its
+// groups; it ends when an end() below it comes, or when the bindings find that its module is not running (reclaim).
+struct Use {
+  std::uint64_t engine = 0;
+  plan::ModuleIndex module = plan::kNoModule;
+  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
+  plan::GroupIndex single = 0;                            // when module is kNoModule
+};
+
+thread_local std::vector<Use> t_uses;
+
+std::size_t uses_of(std::uint64_t engine) {
+  return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
+}
+
+std::span<plan::GroupIndex const> groups_of(Use const& use) {
+  if (use.module == plan::kNoModule) {
+    return {&use.single, 1};
+  }
+  return use.groups != nullptr ? std::span<plan::GroupIndex const>(*use.groups) : std::span<plan::GroupIndex const>();
+}
+
+}  // namespace
+
+void Engine::begin(plan::ModuleIndex module) {
+  std::vector<plan::GroupIndex> const& needs = grouping_.needs[module];
+  auto lock = lock_politely(mutex_);
+  bool const outermost = uses_of(id_) == 0;
+  if (resize_to_ && users_ == (outermost ? 0U : 1U)) {
+    apply_resize();
+  }
+  users_ += outermost ? 1 : 0;
+  try {
+    acquire(lock, needs);
+  } catch (...) {
+    users_ -= outermost ? 1 : 0;
+    throw;
+  }
+  t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
+  passes_ += grouping_.roots[module] ? 1 : 0;
+}
+
+void Engine::note_failed_begin(plan::ModuleIndex module) {
+  auto const lock = lock_politely(mutex_);
+  users_ += uses_of(id_) == 0 ? 1 : 0;
+  t_uses.push_back({.engine = id_, .module = module});
+}
+
+void Engine::begin_group(plan::GroupIndex group) {
+  auto lock = lock_politely(mutex_);
+  bool const outermost = uses_of(id_) == 0;
+  users_ += outermost ? 1 : 0;
+  try {
+    acquire(lock, {&group, 1});
+  } catch (...) {
+    users_ -= outermost ? 1 : 0;
+    throw;
+  }
+  t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+}
+
+void Engine::end(plan::ModuleIndex module) noexcept {
+  auto const is_it = [&](Use const& use) { return use.engine == id_ && use.module == module; };
+  auto const found = std::find_if(t_uses.rbegin(), t_uses.rend(), is_it);
+  if (found != t_uses.rend()) {
+    end_uses_from(static_cast<std::size_t>(t_uses.rend() - found) - 1);
+  }
+}
+
+void Engine::end_group(plan::GroupIndex group) noexcept {
+  auto const is_it = [&](Use const& use) {
+    return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
+  };
+  auto const found = std::find_if(t_uses.rbegin(), t_uses.rend(), is_it);
+  if (found == t_uses.rend()) {
+    return;
+  }
+  // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
+  Use const use = *found;
+  t_uses.erase(std::next(found).base());
+  auto const lock = lock_politely(mutex_);
+  release(use.single);
+  users_ -= uses_of(id_) == 0 ? 1 : 0;
+  released_.notify_all();
+}
+
+void Engine::reclaim(std::size_t keep) noexcept {
+  for (std::size_t i = 0; i < t_uses.size(); ++i) {
+    if (t_uses[i].engine == id_ && keep-- == 0) {
+      end_uses_from(i);
+      return;
+    }
+  }
+}
+
+void Engine::end_uses_from(std::size_t first) noexcept {
+  try {
+    auto const lock = lock_politely(mutex_);
+    for (std::size_t i = t_uses.size(); i-- > first;) {
+      if (t_uses[i].engine == id_) {
+        for (plan::GroupIndex group : groups_of(t_uses[i])) {
+          release(group);
+        }
+        t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    if (uses_of(id_) == 0) {
+      --users_;
+    }
+    if (users_ == 0) {
+      if (resize_to_) {
+        apply_resize();
+      }
+      replan_if_learned();
+    }
+    if (!stopped_) {
+      prefetch();
+    }
+    released_.notify_all();
+  } catch (std::exception const& error) {
+    // The group that needs the bytes meets the same error again, and its caller sees it.
+    log(LogLevel::kDebug, std::string("loading ahead failed: ") + error.what());
+  }
+}
+
+std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
+  std::vector<plan::ModuleIndex> out;
+  for (Use const& use : t_uses) {
+    if (use.engine == id_) {
+      out.push_back(use.module);
+    }
+  }
+  return out;
+}
+
+bool Engine::in_use_here(plan::GroupIndex group) const {
+  return std::ranges::any_of(t_uses, [&](Use const& use) {
+    return use.engine == id_ && std::ranges::find(groups_of(use), group) != groups_of(use).end();
+  });
+}
+
+void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
+  NORIA_CHECK(!stopped_, Error, "offloading of this model has ended");
+  // All are taken first, so that bringing one in does not send another out.
+  for (plan::GroupIndex group : groups) {
+    ++groups_[group].uses;
+  }
+  bool demanded = false;
+  try {
+    for (plan::GroupIndex group : groups) {
+      order_.record(group);
+      last_group_ = group;
+      if (groups_[group].place != Place::kLoaded) {
+        demanded = true;
+      }
+      while (groups_[group].place != Place::kLoaded && !load(group, groups, true)) {
+        std::size_t const others = users_ - 1;  // this thread is counted already
+        if (others <= waiting_) {
+          Bytes held = 0;
+          for (GroupState const& state : groups_) {
+            held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
+          }
+          throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) +
+                                " of the budget of " + format_bytes(options_.budget) +
+                                " are in use by what is running now. Give a budget of at least " +
+                                format_bytes(held + groups_[group].bytes),
+                            held + groups_[group].bytes);
+        }
+        ++waiting_;
+        {
+          // Away from the interpreter first and back to it last, without the lock both times.
+          lock.unlock();
+          BlockingRegion const region;
+          lock.lock();
+          released_.wait(lock);
+          --waiting_;
+          lock.unlock();
+        }
+        lock.lock();
+      }
+    }
+    c10::Stream const stream = backend_.current_stream();
+    for (plan::GroupIndex group : groups) {
+      if (async_) {
+        wait_ready(group, stream);
+      }
+      if (!groups_[group].open) {
+        open_pages(group);
+      }
+      groups_[group].used_since_load = true;
+      if (tracing_) {
+        groups_[group].use_begins.push_back(timing_event());
+        groups_[group].use_begins.back().record(stream);
+      }
+    }
+  } catch (...) {
+    for (plan::GroupIndex group : groups) {
+      --groups_[group].uses;
+    }
+    released_.notify_all();
+    throw;
+  }
+  if (demanded) {
+    prefetch();
+  }
+}
+
+void Engine::release(plan::GroupIndex index) noexcept {
+  GroupState& group = groups_[index];
+  if (group.uses == 0 || stopped_) {
+    return;
+  }
+  --group.uses;
+  group.last_use = ++clock_;
+  if (tracing_ && !group.use_begins.empty()) {
+    Event begin = std::move(group.use_begins.back());
+    group.use_begins.pop_back();
+    note_slice(index, "compute", std::move(begin), backend_.current_stream());
+  }
+  if (resident(index) && !resize_to_) {
+    return;
+  }
+  if (async_) {
+    mark_free(index, backend_.current_stream());
+  }
+  if (group.uses == 0 && !resident(index)) {
+    close_pages(index);
+  }
+}
+
+void Engine::open_pages(plan::GroupIndex group) {
+  std::byte* const address = device_address(group);
+  for (plan::PageIndex page : groups_[group].pages) {
+    pages_[page]->set_stays(resident(group));
+    pages_[page]->open(address + pages_[page]->offset());
+  }
+  groups_[group].open = true;
+}
+
+void Engine::close_pages(plan::GroupIndex group) {
+  for (plan::PageIndex page : groups_[group].pages) {
+    pages_[page]->close();
+  }
+  groups_[group].open = false;
+}
+
+void Engine::mark_free(plan::GroupIndex index, c10::Stream stream) {
+  GroupState& group = groups_[index];
+  for (std::size_t i = 0; i < group.marks_in_use; ++i) {
+    if (group.marks[i].stream == stream) {
+      group.marks[i].event.record(stream);  // later on the same stream: stands for the earlier mark too
+      return;
+    }
+  }
+  if (group.marks_in_use == group.marks.size()) {
+    group.marks.push_back({.stream = stream, .event = backend_.new_event()});
+  }
+  FreeMark& mark = group.marks[group.marks_in_use++];
+  mark.stream = stream;
+  mark.event.record(stream);
+}
+
+void Engine::wait_ready(plan::GroupIndex index, c10::Stream stream) {
+  GroupState& group = groups_[index];
+  if (std::ranges::find(group.waited, stream) != group.waited.end()) {
+    return;
+  }
+  group.waited.push_back(stream);
+  if (backend_.capabilities().event_timing) {
+    StallProbe probe{.group = index, .before = timing_event(), .after = timing_event()};
+    probe.before.record(stream);
+    group.ready.block(stream);
+    probe.after.record(stream);
+    probes_.push_back(std::move(probe));
+    if (probes_.size() > 256) {
+      read_stalls();
+    }
+  } else {
+    group.ready.block(stream);
+  }
+}
+
+Event Engine::timing_event() {
+  if (spare_timing_events_.empty()) {
+    return backend_.new_event(true);
+  }
+  Event event = std::move(spare_timing_events_.back());
+  spare_timing_events_.pop_back();
+  return event;
+}
+
+void Engine::read_stalls() {
+  // A wait shorter than this is the cost of two event records, not a stall.
+  constexpr double kNoticeableSeconds = 5e-6;
+  while (!probes_.empty() && probes_.front().after.query()) {
+    StallProbe probe = std::move(probes_.front());
+    probes_.pop_front();
+    double const seconds = probe.before.elapsed_seconds(probe.after);
+    if (seconds > kNoticeableSeconds) {
+      ++stalls_;
+      stall_seconds_ += seconds;
+      ++groups_[probe.group].stalls;
+      groups_[probe.group].stall_seconds += seconds;
+    }
+    spare_timing_events_.push_back(std::move(probe.before));
+    spare_timing_events_.push_back(std::move(probe.after));
+  }
+}
+
+void Engine::note_slice(plan::GroupIndex group, char const* row, Event begin, c10::Stream stream) {
+  Event end = timing_event();
+  end.record(stream);
+  slices_.push_back({.name = groups_[group].name, .row = row, .begin = std::move(begin), .end = std::move(end)});
+}
+
+}  // namespace noria
