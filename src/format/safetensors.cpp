@@ -165,12 +165,16 @@ TensorEntry const& SafetensorsFile::at(std::string_view name) const {
   if (tensor == nullptr) {
     throw std::invalid_argument(fmt::format("'{}' has no tensor '{}'", file_.path(), name));
   }
-  if (tensor->dtype_bits == 0) {
-    throw IntegrityError(
-        IntegrityCode::kDtypeUnknown, file_.path(),
-        fmt::format("tensor '{}' has the dtype '{}', which this version of noria does not know", name, tensor->dtype));
-  }
+  require_known_dtype(*tensor, file_.path());
   return *tensor;
+}
+
+void require_known_dtype(TensorEntry const& tensor, std::string const& path) {
+  if (tensor.dtype_bits == 0) {
+    throw IntegrityError(IntegrityCode::kDtypeUnknown, path,
+                         fmt::format("tensor '{}' has the dtype '{}', which this version of noria does not know",
+                                     tensor.name, tensor.dtype));
+  }
 }
 
 }  // namespace noria

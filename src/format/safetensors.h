@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/file.h"
@@ -27,6 +28,9 @@ struct TensorEntry {
   Bytes end = 0;    ///< one past the last byte
   [[nodiscard]] Bytes bytes() const noexcept { return end - begin; }
 };
+
+/// Throws IntegrityError (DtypeUnknown) when this version cannot interpret the tensor's bytes.
+void require_known_dtype(TensorEntry const& tensor, std::string const& path);
 
 struct SafetensorsLimits {
   Bytes header_bytes = 100'000'000;  ///< as in the reference implementation
@@ -75,6 +79,8 @@ class SafetensorsFile {
   /// The tensor whose bytes somebody wants. Throws std::invalid_argument when there is none of that name, and
   /// IntegrityError (DtypeUnknown) when this version cannot interpret it.
   [[nodiscard]] TensorEntry const& at(std::string_view name) const;
+  /// Gives both away.
+  std::pair<File, SafetensorsHeader> take() && { return {std::move(file_), std::move(header_)}; }
 
  private:
   File file_;
