@@ -19,6 +19,9 @@ Nanoseconds Engine::book(Nanoseconds ready, Nanoseconds duration) {
     ++next;
   }
   Nanoseconds const end = begin + duration;
+  if (duration == 0) {
+    return begin;
+  }
   bool const joins_previous = next != busy_.begin() && std::prev(next)->end == begin;
   bool const joins_next = next != busy_.end() && next->begin == end;
   if (joins_previous && joins_next) {
@@ -35,8 +38,7 @@ Nanoseconds Engine::book(Nanoseconds ready, Nanoseconds duration) {
 }
 
 void Engine::forget_before(Nanoseconds time) {
-  auto const keep = std::ranges::find_if(busy_, [time](Busy const& busy) { return busy.end > time; });
-  busy_.erase(busy_.begin(), keep);
+  busy_.erase(busy_.begin(), std::ranges::upper_bound(busy_, time, {}, &Busy::end));
 }
 
 }  // namespace noria::sim

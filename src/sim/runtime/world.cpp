@@ -164,11 +164,6 @@ void World::wait_until(Device& device, Nanoseconds time, std::string_view what) 
   host_time_ = std::max(host_time_, time) + device.prices.sync;
   ++device.stats.host_syncs;
   device.stats.host_wait += std::max(Nanoseconds{0}, time - begin);
-  for (auto const& any : devices_) {
-    for (Engine& engine : any->engines) {
-      engine.forget_before(host_time_);
-    }
-  }
   if (timeline_on_) {
     add_span(std::string(what), SpanKind::kHostSync, device.index, kHostStream, -1, {begin, host_time_}, 0);
   }

@@ -132,6 +132,9 @@ Interval World::charge_copy(CopyPlan const& plan, Device& device, Actor& actor, 
     duration = std::llround(static_cast<double>(duration) * slow->factor) + slow->extra;
   }
   Nanoseconds const ready = std::max(actor.ready, host_time_);
+  for (Engine& engine : device.engines) {
+    engine.forget_before(host_time_);
+  }
   Nanoseconds const begin =
       plan.engine < 0 ? ready : device.engines[static_cast<std::size_t>(plan.engine)].book(ready, duration);
   actor.ready = begin + duration;
