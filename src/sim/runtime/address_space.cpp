@@ -117,6 +117,7 @@ std::uintptr_t AddressSpace::take(Bytes bytes, Segment* segment) {
   }
   Segment** const first = owners_.get() + (begin - begin_) / kGranule;
   std::fill(first, first + bytes / kGranule, segment);
+  highest_ = std::max(highest_, begin + bytes);
   return begin;
 }
 
@@ -167,8 +168,14 @@ void poison_range(std::uintptr_t begin, Bytes bytes) {
   }
   std::uintptr_t const first = align_up(begin, kPage);
   std::uintptr_t const last = (begin + bytes) & ~(kPage - 1);
+  try {
+    back_range(first, last - first, Backing::kPoison);
+  } catch (Error const&) {
+    // Out of mappings: some of the range may have been replaced already, so write all of it.
+    std::memset(pointer(begin), kPoisonByte, bytes);
+    return;
+  }
   std::memset(pointer(begin), kPoisonByte, first - begin);
-  back_range(first, last - first, Backing::kPoison);
   std::memset(pointer(last), kPoisonByte, begin + bytes - last);
 }
 

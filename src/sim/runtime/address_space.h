@@ -36,6 +36,8 @@ class AddressSpace {
   void give(std::uintptr_t begin, Bytes bytes);
 
   [[nodiscard]] bool contains(std::uintptr_t address) const { return address - begin_ < bytes_; }
+  /// Whether a segment ever held the address.
+  [[nodiscard]] bool was_taken(std::uintptr_t address) const { return address < highest_; }
   /// The segment that owns the address, or null. The address must be inside.
   [[nodiscard]] Segment* owner(std::uintptr_t address) const { return owners_[(address - begin_) / kGranule]; }
 
@@ -46,6 +48,7 @@ class AddressSpace {
 
   std::uintptr_t begin_ = 0;
   Bytes bytes_ = 0;
+  std::uintptr_t highest_ = 0;  ///< end of what was ever taken
   std::map<std::uintptr_t, Bytes> free_;
   std::unique_ptr<Segment*[], FreeArray> owners_;  // NOLINT(modernize-avoid-c-arrays): zero pages, not a filled vector
 };
@@ -53,7 +56,7 @@ class AddressSpace {
 /// Puts memory behind page-aligned addresses of an AddressSpace, in place of what was there.
 void back_range(std::uintptr_t begin, Bytes bytes, Backing backing);
 
-/// Fills backed bytes with poison; large ranges give their memory back to the system.
+/// Fills backed bytes with poison; large ranges give their memory back to the system where it allows.
 void poison_range(std::uintptr_t begin, Bytes bytes);
 
 }  // namespace noria::sim

@@ -3,6 +3,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
+
+#include "sim/runtime/runtime.h"
 
 namespace noria::sim {
 
@@ -17,6 +20,11 @@ std::uint64_t hash_bytes(std::uintptr_t begin, Bytes bytes) {
     hash = XXH3_64bits_withSeed(data + at, std::min(4_KiB, bytes - at), hash);
   }
   return hash;
+}
+
+bool is_poison(std::uintptr_t begin, Bytes bytes) {
+  auto const* data = reinterpret_cast<unsigned char const*>(begin);  // NOLINT(performance-no-int-to-ptr)
+  return bytes == 0 || (*data == kPoisonByte && std::memcmp(data, data + 1, bytes - 1) == 0);
 }
 
 }  // namespace noria::sim

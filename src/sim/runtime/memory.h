@@ -41,6 +41,7 @@ class DeviceMemory {
     return block != nullptr && block->holds(address) ? block : nullptr;
   }
   [[nodiscard]] bool contains(std::uintptr_t address) const { return space_.contains(address); }
+  [[nodiscard]] bool was_taken(std::uintptr_t address) const { return space_.was_taken(address); }
   [[nodiscard]] Bytes capacity() const { return capacity_; }
   [[nodiscard]] Bytes reserved() const { return reserved_; }
   /// Every block, in no particular order.

@@ -35,7 +35,7 @@ std::string describe(Race const& race);
 enum class FindingKind {
   kUseAfterFree,        ///< an operation on bytes that no live block holds any more
   kOutOfBounds,         ///< an operation that begins in a live block and ends outside it
-  kUnknownMemory,       ///< a range said to be device memory that was never allocated
+  kUnknownMemory,       ///< an operation on addresses of a device that it never handed out
   kDoubleFree,          ///< a block given back twice
   kInvalidFree,         ///< a pointer given back that is no block's begin
   kEventNeverRecorded,  ///< a wait for an event that was never recorded; it counts as done

@@ -224,7 +224,8 @@ class Runtime {
   /// Unknown pointers are ignored.
   void record_stream(void const* pointer, StreamRef stream);
   /// Memory of the caller's that shall count as device memory (the output of a CPU kernel). It is accounted and checked
-  /// as a block, not poisoned, and must stay valid until release_adopted(). Throws SimOutOfMemory.
+  /// as a block, not poisoned, and must stay valid until release_adopted(). Throws SimOutOfMemory. Its history ends
+  /// with its release: a race with whoever has these bytes next is not seen, as it is for blocks of allocate().
   void adopt(void* pointer, Bytes bytes, StreamRef stream);
   void release_adopted(void* pointer) noexcept;
   /// Gives cached blocks of the device back to it. Costs alloc_seconds per segment.

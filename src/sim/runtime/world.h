@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "sim/runtime/memory.h"
@@ -183,6 +183,8 @@ class World {
   [[nodiscard]] Block* find(std::uintptr_t address) const;
   /// Appends the blocks that the ranges touch to touches_. In a checking mode, misuse is reported.
   void resolve(Actor const& actor, std::string_view op, std::span<Range const> ranges, bool write);
+  void report_misuse(Actor const& actor, std::string_view op, std::pair<std::uintptr_t, std::uintptr_t> bytes,
+                     Block const* block, bool write);
   /// Reports the conflicts of touches_ with earlier accesses.
   void check_touches(Actor const& actor, std::string_view op);
   /// Lands what touches_ needs, then notes the accesses.

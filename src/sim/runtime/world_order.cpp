@@ -70,32 +70,47 @@ void World::resolve(Actor const& actor, std::string_view op, std::span<Range con
     if (live) {
       touches_.push_back({block, begin, std::min(end, block->end()), write});
     }
-    int device = block != nullptr ? block->device : -1;
-    bool simulated = block != nullptr;
-    for (std::size_t i = 0; i < devices_.size() && !simulated; ++i) {
-      simulated = devices_[i]->memory.contains(begin);
-      device = simulated ? static_cast<int>(i) : -1;
+    // Host memory may be pinned in part, so a range that leaves a pinned block is no fault.
+    if (checking() && !(live && block->device < 0)) {
+      report_misuse(actor, op, {begin, end}, block, write);
     }
-    if (!checking() || !simulated || (live && block->device < 0)) {
-      continue;
-    }
-    Finding finding;
-    finding.kind = live ? FindingKind::kOutOfBounds : FindingKind::kUseAfterFree;
-    finding.op = op;
-    finding.stream = actor.ref.id;
-    finding.device = device;
-    finding.begin = begin;
-    finding.end = end;
-    finding.text =
-        live ? fmt::format("out of bounds: '{}' {} [{:#x}, {:#x}), but its block ends at {:#x}", op,
-                           write ? "writes" : "reads", begin, end, block->begin + block->asked)
-             : fmt::format(
-                   "use after free: '{}' {} [{:#x}, {:#x}) of {}, which no live block holds. Keep the block until "
-                   "the work that uses it was issued.",
-                   op, write ? "writes" : "reads", begin, end,
-                   device < 0 ? "pinned host memory" : fmt::format("device {}", device));
-    report(std::move(finding), true);
   }
+}
+
+void World::report_misuse(Actor const& actor, std::string_view op, std::pair<std::uintptr_t, std::uintptr_t> bytes,
+                          Block const* block, bool write) {
+  auto const [begin, end] = bytes;
+  std::optional<int> device = block != nullptr ? std::optional(block->device) : std::nullopt;
+  bool handed_out = block != nullptr;
+  for (std::size_t i = 0; i < devices_.size() && !device; ++i) {
+    if (devices_[i]->memory.contains(begin)) {
+      device = static_cast<int>(i);
+      handed_out = devices_[i]->memory.was_taken(begin);
+    }
+  }
+  if (!device) {
+    return;
+  }
+  std::string const what = fmt::format("'{}' {} [{:#x}, {:#x}) of {}", op, write ? "writes" : "reads", begin, end,
+                                       *device < 0 ? "pinned host memory" : fmt::format("device {}", *device));
+  Finding finding;
+  finding.op = op;
+  finding.stream = actor.ref.id;
+  finding.device = *device;
+  finding.begin = begin;
+  finding.end = end;
+  if (block != nullptr && block->state == BlockState::kLive) {
+    finding.kind = FindingKind::kOutOfBounds;
+    finding.text = fmt::format("out of bounds: {}, but its block ends at {:#x}", what, block->begin + block->asked);
+  } else if (handed_out) {
+    finding.kind = FindingKind::kUseAfterFree;
+    finding.text = fmt::format(
+        "use after free: {}, which no live block holds. Keep the block until the work that uses it was issued.", what);
+  } else {
+    finding.kind = FindingKind::kUnknownMemory;
+    finding.text = fmt::format("unknown memory: {}, which was never handed out", what);
+  }
+  report(std::move(finding), true);
 }
 
 void World::check_touches(Actor const& actor, std::string_view op) {
@@ -141,6 +156,15 @@ void World::land(PendingCopy& copy) {
     race.missing_wait = fmt::format(
         "The host changed the source before the copy had completed: it must synchronize with an event recorded on "
         "stream {} of device {} after '{}' first.",
+        race.first.stream, race.first.device, race.first.op);
+    report(std::move(race), false);
+  }
+  if (copy.guards_destination && !is_poison(copy.destination, copy.bytes)) {
+    Conflict const conflict{{copy.epoch, copy.op, copy.actor, true}, copy.destination, copy.destination + copy.bytes};
+    Race race = race_of(conflict, -1, {"host write", kHostStream, true, -1});
+    race.missing_wait = fmt::format(
+        "The host wrote to the destination before the copy had completed, and the copy overwrites that: it must "
+        "synchronize with an event recorded on stream {} of device {} after '{}' first.",
         race.first.stream, race.first.device, race.first.op);
     report(std::move(race), false);
   }

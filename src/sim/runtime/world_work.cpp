@@ -168,6 +168,7 @@ void World::move_bytes(CopyPlan const& plan, PendingCopy copy, Actor& actor) {
     copy.source_hash = hash_bytes(copy.source, copy.bytes);
     copy.hashed = true;
   }
+  copy.guards_destination = checking() && plan.kind == SpanKind::kCopyD2H;
   std::memset(pointer_to(copy.destination), kPoisonByte, copy.bytes);
   auto const pending = std::make_shared<PendingCopy>(copy);
   for (std::uintptr_t const side : {copy.source, copy.destination}) {

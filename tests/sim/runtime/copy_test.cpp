@@ -167,6 +167,21 @@ TEST(Copy, SourceChangedBehindTheCheckerRaisesAtTheNextSynchronisation) {
   EXPECT_NO_THROW(runtime.synchronize_stream({})) << "thrown once";
 }
 
+TEST(Copy, DestinationWrittenByHostCodeBeforeCompletionIsARace) {
+  Runtime runtime(config(CheckerMode::kRecord));
+  PinnedBytes const host(runtime, kBytes);
+  DeviceBytes const device(runtime, kBytes);
+  run(runtime, {}, "fill", {}, {device.all()});
+  std::memset(device.data(), 9, kBytes);
+  runtime.copy_async(host.data(), device.data(), kBytes, CopyKind::kDeviceToHost, {}, "fetch");
+  host[kBytes - 1] = 1;
+  runtime.synchronize_stream({});
+  EXPECT_EQ(host[kBytes - 1], 9);
+  ASSERT_EQ(runtime.races().size(), 1U);
+  EXPECT_EQ(runtime.races()[0].first.op, "fetch");
+  EXPECT_EQ(runtime.races()[0].second.op, "host write");
+}
+
 TEST(Copy, AnnouncedHostWriteToASourceInFlightIsARace) {
   Runtime runtime(config());
   PinnedBytes const host(runtime, kBytes, 7);
