@@ -1,13 +1,17 @@
+#include "engine/engine.h"
+
 #include <noria/error.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <numeric>
+
 #include "bindings/topics.h"
 #include "engine/blocking.h"
-#include "engine/engine.h"
 #include "engine/net.h"
 #include "engine/tensor_table.h"
+#include "format/shard_set.h"
 
 namespace py = pybind11;
 
@@ -29,28 +33,16 @@ py::dict to_dict(Status const& s) {
   for (GroupStatus const& group : s.groups) {
     groups.append(to_dict(group));
   }
-  return py::dict(
-      py::arg("device") = s.device, py::arg("budget_bytes") = s.budget_bytes,
-      py::arg("weights_bytes") = s.weights_bytes, py::arg("resident_bytes") = s.resident_bytes,
-      py::arg("streamed_bytes") = s.streamed_bytes, py::arg("device_bytes") = s.device_bytes,
-      py::arg("peak_device_bytes") = s.peak_device_bytes, py::arg("host_pinned_bytes") = s.host_pinned_bytes,
-      py::arg("host_pageable_bytes") = s.host_pageable_bytes, py::arg("disk_bytes") = s.disk_bytes,
-      py::arg("passes") = s.passes, py::arg("groups") = groups, py::arg("bytes_in") = s.bytes_in,
-      py::arg("bytes_out") = s.bytes_out, py::arg("loads") = s.loads, py::arg("stalls") = s.stalls,
-      py::arg("stall_seconds") = s.stall_seconds, py::arg("host_syncs") = s.host_syncs,
-      py::arg("net_faults") = s.net_faults, py::arg("order_surprises") = s.order_surprises);
-}
-
-/// Keeps a host block alive as long as a tensor over it.
-at::Tensor host_tensor(Engine& engine, plan::PageIndex page, at::Tensor const& like) {
-  std::byte* data = nullptr;
-  std::shared_ptr<HostBlock> const block = engine.host_bytes(page, &data);
-  auto* const keep = new std::shared_ptr<HostBlock>(block);
-  c10::DataPtr pointer(data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{},
-                                                       static_cast<int64_t>(engine.page(page).bytes()),
-                                                       std::move(pointer), c10::GetAllocator(c10::kCPU), false);
-  return tensor_over(std::move(storage), c10::kCPU, like, like.storage_offset());
+  return py::dict(py::arg("device") = s.device, py::arg("budget_bytes") = s.budget_bytes,
+                  py::arg("weights_bytes") = s.weights_bytes, py::arg("resident_bytes") = s.resident_bytes,
+                  py::arg("streamed_bytes") = s.streamed_bytes, py::arg("device_bytes") = s.device_bytes,
+                  py::arg("peak_device_bytes") = s.peak_device_bytes,
+                  py::arg("host_pinned_bytes") = s.host_pinned_bytes,
+                  py::arg("host_pageable_bytes") = s.host_pageable_bytes, py::arg("disk_bytes") = s.disk_bytes,
+                  py::arg("passes") = s.passes, py::arg("groups") = groups, py::arg("bytes_in") = s.bytes_in,
+                  py::arg("bytes_out") = s.bytes_out, py::arg("loads") = s.loads, py::arg("stalls") = s.stalls,
+                  py::arg("stall_seconds") = s.stall_seconds, py::arg("host_syncs") = s.host_syncs,
+                  py::arg("net_faults") = s.net_faults, py::arg("order_surprises") = s.order_surprises);
 }
 
 /// The page of a managed tensor and its engine; throws when the tensor is not one.
@@ -59,6 +51,28 @@ std::pair<Engine*, plan::PageIndex> managed(at::Tensor const& tensor) {
   NORIA_CHECK(page != nullptr && page->engine() != nullptr, Error, "the tensor is not managed by noria");
   return {page->engine(), page->engine()->index_of(*page)};
 }
+
+/// Cpu tensors over host homes; tensors of one page get one storage, so what is tied stays tied.
+class HostTensors {
+ public:
+  at::Tensor of(at::Tensor const& tensor) {
+    auto const [engine, page] = managed(tensor);
+    c10::intrusive_ptr<c10::StorageImpl>& storage = storages_[{engine, page}];
+    std::byte* data = nullptr;
+    std::shared_ptr<HostBlock> block = engine->host_bytes(page, &data);
+    if (!storage || storage->data() != data) {
+      auto* const keep = new std::shared_ptr<HostBlock>(std::move(block));
+      c10::DataPtr pointer(data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU);
+      storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{},
+                                                      static_cast<int64_t>(engine->page(page).bytes()),
+                                                      std::move(pointer), c10::GetAllocator(c10::kCPU), false);
+    }
+    return tensor_over(storage, c10::kCPU, tensor, tensor.storage_offset());
+  }
+
+ private:
+  std::map<std::pair<Engine*, plan::PageIndex>, c10::intrusive_ptr<c10::StorageImpl>> storages_;
+};
 
 plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorTable const& table,
                            std::string const& granularity, std::uint32_t blocks_per_group,
@@ -130,15 +144,19 @@ void init_engine(py::module_& m) {
   m.def("make_groups", &make_groups, py::arg("modules"), py::arg("table"), py::arg("granularity"),
         py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
 
-  py::class_<SafetensorsFile, std::shared_ptr<SafetensorsFile>>(m, "SafetensorsFile")
+  py::class_<ShardSet, std::shared_ptr<ShardSet>>(m, "ShardSet")
       .def_static(
-          "open", [](std::string const& path) { return std::make_shared<SafetensorsFile>(SafetensorsFile::open(path)); },
-          py::arg("path"))
-      .def_property_readonly("path", [](SafetensorsFile const& file) { return file.file().path(); })
-      .def_property_readonly("tensors", [](SafetensorsFile const& file) {
+          "open",
+          [](std::string const& path, std::string const& variant) {
+            return std::make_shared<ShardSet>(ShardSet::open(path, variant));
+          },
+          py::arg("path"), py::arg("variant") = "")
+      .def_property_readonly("bytes", &ShardSet::bytes)
+      .def_property_readonly("tensors", [](ShardSet const& shards) {
         py::dict out;
-        for (TensorEntry const& entry : file.tensors()) {
-          out[py::str(entry.name)] = py::make_tuple(entry.dtype, entry.shape, entry.begin, entry.bytes());
+        for (ShardTensor const& tensor : shards.tensors()) {
+          TensorEntry const& entry = *tensor.entry;
+          out[py::str(entry.name)] = py::make_tuple(entry.dtype, entry.shape, tensor.file, entry.begin, entry.bytes());
         }
         return out;
       });
@@ -148,14 +166,14 @@ void init_engine(py::module_& m) {
           "create",
           [](at::Device device, Bytes budget, TensorTable const& table, plan::Grouping grouping, std::uint32_t depth,
              std::optional<bool> pin, Bytes pinned_limit, bool use_streams, bool low_memory, bool verify) {
-            EngineOptions options{.device = device,
-                                  .budget = budget,
-                                  .depth = depth,
-                                  .pin = !pin ? Pinning::kAuto : (*pin ? Pinning::kOn : Pinning::kOff),
-                                  .pinned_limit = pinned_limit,
-                                  .use_streams = use_streams,
-                                  .low_memory = low_memory,
-                                  .verify = verify};
+            EngineSettings options{.device = device,
+                                   .budget = budget,
+                                   .depth = depth,
+                                   .pin = !pin ? Pinning::kAuto : (*pin ? Pinning::kOn : Pinning::kOff),
+                                   .pinned_limit = pinned_limit,
+                                   .use_streams = use_streams,
+                                   .low_memory = low_memory,
+                                   .verify = verify};
             return Engine::create(options, table.pages(), std::move(grouping));
           },
           py::arg("device"), py::arg("budget"), py::arg("table"), py::arg("grouping"), py::arg("depth") = 2,
@@ -164,15 +182,16 @@ void init_engine(py::module_& m) {
       .def("give_memory_home", &Engine::give_memory_home, py::arg("group"))
       .def(
           "give_file_home",
-          [](Engine& engine, plan::GroupIndex group,
-             std::vector<std::tuple<plan::PageIndex, std::shared_ptr<SafetensorsFile>, Bytes, Bytes>> const& parts) {
+          [](Engine& engine, plan::GroupIndex group, ShardSet const& shards,
+             std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, Bytes>> const& parts) {
             std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
             for (auto const& [page, file, offset, bytes] : parts) {
-              extents.emplace_back(page, FileExtent{.file = file, .file_offset = offset, .bytes = bytes});
+              extents.emplace_back(page,
+                                   FileExtent{.file = shards.files()[file], .file_offset = offset, .bytes = bytes});
             }
             engine.give_file_home(group, std::move(extents));
           },
-          py::arg("group"), py::arg("extents"))
+          py::arg("group"), py::arg("shards"), py::arg("extents"))
       .def("start", &Engine::start)
       .def("begin", &Engine::begin, py::arg("module"))
       .def("end", &Engine::end, py::arg("module"))
@@ -192,26 +211,41 @@ void init_engine(py::module_& m) {
              }
              return out;
            })
-      .def("detach_to_home", &Engine::detach_to_home, py::arg("page"))
       .def("detach_to_device", &Engine::detach_to_device, py::arg("page"))
-      .def("page_alive", [](Engine& engine, plan::PageIndex page) { return engine.page(page).alive(); },
-           py::arg("page"))
+      .def(
+          "page_alive", [](Engine& engine, plan::PageIndex page) { return engine.page(page).alive(); }, py::arg("page"))
       .def_property_readonly("page_count", &Engine::page_count)
       .def_property_readonly("device", [](Engine const& engine) { return engine.options().device; });
 
   m.def(
       "is_managed",
-      [](at::Tensor const& t) {
-        return t.has_storage() && Page::of(t.storage().unsafeGetStorageImpl()) != nullptr;
-      },
+      [](at::Tensor const& t) { return t.has_storage() && Page::of(t.storage().unsafeGetStorageImpl()) != nullptr; },
       py::arg("tensor"));
   m.def(
-      "host_tensor",
+      "group_of", [](at::Tensor const& t) { return managed(t).first->page(managed(t).second).group(); },
+      py::arg("tensor"));
+  m.def(
+      "detach_to_home",
       [](at::Tensor const& t) {
-        auto const [engine, page] = managed(t);
-        return host_tensor(*engine, page, t);
+        if (Page* const page = Page::of(t.storage().unsafeGetStorageImpl())) {
+          std::shared_ptr<Engine> const engine = page->engine()->shared_from_this();
+          engine->detach_to_home(engine->index_of(*page));
+        }
       },
-      py::arg("tensor"), "The managed tensor's bytes as a cpu tensor over its host home, current as of now.");
+      py::arg("tensor"), "The tensor, on the cpu, goes on with the bytes of its host home.");
+  py::class_<HostTensors, std::shared_ptr<HostTensors>>(m, "HostTensors")
+      .def(py::init<>())
+      .def("of", &HostTensors::of, py::arg("tensor"),
+           "The managed tensor's bytes as a cpu tensor over its host home, current as of now.");
+  m.def(
+      "ring_bytes",
+      [](TensorTable const& table, plan::Grouping const& grouping, std::uint32_t depth) {
+        std::vector<plan::GroupUse> const costs = Engine::device_costs(table.pages(), grouping);
+        std::vector<plan::GroupIndex> order(costs.size());
+        std::iota(order.begin(), order.end(), plan::GroupIndex{0});
+        return plan::ring_budget(costs, order, depth);
+      },
+      py::arg("table"), py::arg("grouping"), py::arg("depth"));
   m.def(
       "mark_dirty", [](at::Tensor const& t) { managed(t).first->page(managed(t).second).mark_dirty(); },
       py::arg("tensor"));

@@ -196,8 +196,8 @@ class ModuleHook {
     }
   }
 
-  /// A root that is entered while uses of this thread are open either calls itself, or an interrupt has passed the hooks
-  /// by. It calls itself once for each frame of Module._call_impl that has it as its first argument.
+  /// A root that is entered while uses of this thread are open either calls itself, or an interrupt has passed the
+  /// hooks by. It calls itself once for each frame of Module._call_impl that has it as its first argument.
   void reclaim_interrupted(py::handle module, std::vector<plan::ModuleIndex> const& open) {
     std::size_t running = 0;
     py::object frame = py::module_::import("sys").attr("_getframe")();

@@ -21,7 +21,8 @@ class BlockingRegion {
   void* token_;
 };
 
-/// Locks without ever waiting for `mutex` and holding the interpreter at once: the thread that holds the mutex may need it.
+/// Locks without ever waiting for `mutex` and holding the interpreter at once: the thread that holds the mutex may need
+/// it.
 std::unique_lock<std::mutex> lock_politely(std::mutex& mutex);
 
 }  // namespace noria

@@ -12,8 +12,8 @@
 namespace noria {
 namespace {
 
-/// Where a page begins in its group. 256 bytes: what vendor kernels may assume of an allocation, a multiple of the 64 on
-/// which CPU matrix products choose their path (DESIGN D7).
+/// Where a page begins in its group. 256 bytes: what vendor kernels may assume of an allocation, a multiple of the 64
+/// on which CPU matrix products choose their path (DESIGN D7).
 constexpr Bytes kPageAlignment = 256;
 /// Where a group begins in the arena: the granularity of the device allocators that we know.
 constexpr Bytes kGroupAlignment = 512;
@@ -27,11 +27,23 @@ std::string in_quotes(std::string const& name) { return "'" + name + "'"; }
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::create(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping) {
+std::shared_ptr<Engine> Engine::create(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping) {
   return std::shared_ptr<Engine>(new Engine(std::move(options), std::move(pages), std::move(grouping)));
 }
 
-Engine::Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping)
+std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages, plan::Grouping const& grouping) {
+  std::vector<plan::GroupUse> costs;
+  for (std::size_t g = 0; g < grouping.groups.size(); ++g) {
+    Bytes bytes = 0;
+    for (plan::PageIndex page : grouping.groups[g].pages) {
+      bytes += align_up(pages[page].bytes, kPageAlignment);
+    }
+    costs.push_back({.bytes = align_up(bytes, kGroupAlignment), .uses = 1, .around = grouping.around[g]});
+  }
+  return costs;
+}
+
+Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
     : id_(next_engine_id()),
       options_(std::move(options)),
       backend_(DeviceBackend::get(options_.device)),
@@ -40,8 +52,8 @@ Engine::Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Groupin
   options_.device = backend_.device();
   Capabilities const& can = backend_.capabilities();
   async_ = options_.use_streams && can.streams && can.events && can.async_copies;
+  costs_ = device_costs(pages, grouping_);
   groups_.reserve(grouping_.groups.size());
-  costs_.reserve(grouping_.groups.size());
   for (plan::GroupIndex g = 0; g < grouping_.groups.size(); ++g) {
     plan::Group const& planned = grouping_.groups[g];
     GroupState state;
@@ -53,8 +65,7 @@ Engine::Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Groupin
       pages_[page] = std::make_unique<Page>(pages[page].name, pages[page].bytes, g, offset);
       offset += align_up(pages[page].bytes, kPageAlignment);
     }
-    state.bytes = align_up(offset, kGroupAlignment);
-    costs_.push_back({.bytes = state.bytes, .uses = 1, .around = grouping_.around[g]});
+    state.bytes = costs_[g].bytes;
     groups_.push_back(std::move(state));
   }
   for (auto const& around : grouping_.around) {
@@ -91,8 +102,8 @@ void Engine::plan_residency() {
   plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
   if (options_.budget < smallest.bytes) {
     throw BudgetError("budget " + format_bytes(options_.budget) + " is below the smallest that works, " +
-                          format_bytes(smallest.bytes) + " (" + std::to_string(smallest.bytes) + " bytes): " +
-                          describe_need(smallest.largest),
+                          format_bytes(smallest.bytes) + " (" + std::to_string(smallest.bytes) +
+                          " bytes): " + describe_need(smallest.largest),
                       smallest.bytes);
   }
   residency_ = plan::choose_residents(costs_, order, options_.budget, async_ ? options_.depth : 1);
@@ -115,22 +126,22 @@ void Engine::give_memory_home(plan::GroupIndex group) {
   for (GroupState const& other : groups_) {
     pinned += other.home.block() && other.home.block()->is_pinned() ? other.home.block()->booked_bytes() : 0;
   }
-  bool const wanted = options_.pin == Pinning::kOn ||
-                      (options_.pin == Pinning::kAuto && !options_.low_memory && async_ &&
-                       pinned + state.bytes <= options_.pinned_limit);
+  bool const wanted = options_.pin == Pinning::kOn || (options_.pin == Pinning::kAuto && !options_.low_memory &&
+                                                       async_ && pinned + state.bytes <= options_.pinned_limit);
   if (wanted && backend_.capabilities().pinned_memory) {
     try {
       state.home = HostHome(HostBlock::pinned(backend_, state.bytes));
       return;
     } catch (std::exception const& error) {
       log_once(LogLevel::kWarning, "pin:" + backend_.device().str(),
-               "the system refuses to page-lock " + format_bytes(state.bytes) + " for the group " + in_quotes(state.name) +
-                   " (" + error.what() + "); it stays pageable, and its copies hold up the host. Give a smaller "
+               "the system refuses to page-lock " + format_bytes(state.bytes) + " for the group " +
+                   in_quotes(state.name) + " (" + error.what() +
+                   "); it stays pageable, and its copies hold up the host. Give a smaller "
                    "host_budget, or raise the limit of locked memory");
     }
   } else if (options_.pin == Pinning::kOn) {
-    throw UnsupportedOperation("pin=True, and " + backend_.device().str() + " has no page-locked memory: " +
-                               backend_.why_not("pinned_memory"));
+    throw UnsupportedOperation("pin=True, and " + backend_.device().str() +
+                               " has no page-locked memory: " + backend_.why_not("pinned_memory"));
   }
   state.home = HostHome(HostBlock::pageable(state.bytes));
 }
@@ -225,8 +236,9 @@ void Engine::drain() {
 void Engine::evict_all() {
   auto const lock = lock_politely(mutex_);
   for (GroupState const& group : groups_) {
-    NORIA_CHECK(group.uses == 0, Error,
-                "the group " + in_quotes(group.name) + " is in use; weights cannot be taken from the device inside a forward");
+    NORIA_CHECK(
+        group.uses == 0, Error,
+        "the group " + in_quotes(group.name) + " is in use; weights cannot be taken from the device inside a forward");
   }
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     if (groups_[g].place == Place::kLoaded) {
@@ -331,8 +343,8 @@ void Engine::detach(plan::PageIndex index, c10::DataPtr data) {
 void Engine::detach_to_home(plan::PageIndex index) {
   std::byte* data = nullptr;
   auto* const keep = new std::shared_ptr<HostBlock>(host_bytes(index, &data));
-  detach(index, c10::DataPtr(
-                    data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU));
+  detach(index,
+         c10::DataPtr(data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU));
 }
 
 void Engine::detach_to_device(plan::PageIndex index) {

@@ -24,7 +24,7 @@ namespace noria {
 
 enum class Pinning { kAuto, kOn, kOff };
 
-struct EngineOptions {
+struct EngineSettings {
   c10::Device device{c10::kCPU};
   /// Bytes of weights on the device at once, residents and ring together.
   Bytes budget = 0;
@@ -95,7 +95,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Bytes bytes = 0;
   };
 
-  static std::shared_ptr<Engine> create(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping);
+  /// What each group costs on the device: its pages, padded as the engine places them.
+  static std::vector<plan::GroupUse> device_costs(std::span<PageSpec const> pages, plan::Grouping const& grouping);
+
+  static std::shared_ptr<Engine> create(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping);
   Engine(Engine const&) = delete;
   Engine& operator=(Engine const&) = delete;
   ~Engine();
@@ -160,7 +163,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   [[nodiscard]] Status status() const;
   [[nodiscard]] bool is_root(plan::ModuleIndex module) const { return grouping_.roots[module]; }
-  [[nodiscard]] EngineOptions const& options() const { return options_; }
+  [[nodiscard]] EngineSettings const& options() const { return options_; }
   [[nodiscard]] DeviceBackend& backend() const { return backend_; }
 
   void start_trace();
@@ -218,7 +221,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Event end;
   };
 
-  Engine(EngineOptions options, std::vector<PageSpec> pages, plan::Grouping grouping);
+  Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping);
 
   // All below: the caller holds mutex_.
   void plan_residency();
@@ -250,7 +253,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_slice(plan::GroupIndex group, char const* row, Event begin, c10::Stream stream);
 
   std::uint64_t const id_;  // never reused, unlike addresses
-  EngineOptions options_;
+  EngineSettings options_;
   DeviceBackend& backend_;
   bool async_ = false;  // streams and events order the copies; otherwise everything happens at once
   plan::Grouping grouping_;

@@ -44,7 +44,7 @@ Bytes HostHome::disk_bytes() const {
 }
 
 void HostHome::read_files(std::span<std::byte> group) const {
-  SafetensorsFile const* checked = nullptr;
+  SourceFile const* checked = nullptr;
   for (FileExtent const& extent : extents_) {
     extent.file->file().read_exact(extent.file_offset, group.subspan(extent.group_offset, extent.bytes));
   }

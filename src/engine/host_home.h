@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "format/safetensors.h"
+#include "io/source_file.h"
 
 namespace noria {
 
@@ -41,7 +41,7 @@ class HostBlock {
 
 /// A part of a checkpoint file that is a part of a group.
 struct FileExtent {
-  std::shared_ptr<SafetensorsFile const> file;
+  std::shared_ptr<SourceFile const> file;
   Bytes file_offset = 0;
   Bytes group_offset = 0;
   Bytes bytes = 0;
@@ -60,8 +60,8 @@ class HostHome {
   [[nodiscard]] std::span<FileExtent const> extents() const { return extents_; }
   [[nodiscard]] Bytes disk_bytes() const;
 
-  /// Fills `group`, as large as the group, from the files. Blocks. Throws StorageError or IntegrityError; `group` is then
-  /// undefined. Bytes between extents are left as they are.
+  /// Fills `group`, as large as the group, from the files. Blocks. Throws StorageError or IntegrityError; `group` is
+  /// then undefined. Bytes between extents are left as they are.
   void read_files(std::span<std::byte> group) const;
 
  private:

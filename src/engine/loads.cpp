@@ -14,9 +14,10 @@ namespace noria {
 
 // Note [Copies]
 // All loads go through one stream in the order they are decided, all write-backs through another. Before a load may
-// overwrite a range, the copy stream waits for the marks that ended the uses of what stood there and for its write-back;
-// a range that was vacated earlier has been waited for then, on the same stream, so gaps need no marks of their own. The
-// compute stream waits for the load's `ready`. Nothing else orders the two, and the host waits for neither.
+// overwrite a range, the copy stream waits for the marks that ended the uses of what stood there and for its
+// write-back; a range that was vacated earlier has been waited for then, on the same stream, so gaps need no marks of
+// their own. The compute stream waits for the load's `ready`. Nothing else orders the two, and the host waits for
+// neither.
 
 bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> sooner, bool demanded) {
   std::optional<Bytes> const offset = find_place(index, sooner, demanded);
@@ -52,9 +53,10 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
     GroupState const& tenant = groups_[other];
     bool const needed_sooner = std::ranges::find(sooner, other) != sooner.end();
     bool const awaited = keep_prefetched && !tenant.used_since_load && (needed_sooner || demanded);
-    return plan::Tenancy{.stays = tenant.uses > 0 || needed_sooner || awaited,
-                         .stays_long = (tenant.uses > 0 && tenant.nested) || (tenant.uses == 0 && needed_sooner) || awaited,
-                         .last_use = tenant.last_use};
+    return plan::Tenancy{
+        .stays = tenant.uses > 0 || needed_sooner || awaited,
+        .stays_long = (tenant.uses > 0 && tenant.nested) || (tenant.uses == 0 && needed_sooner) || awaited,
+        .last_use = tenant.last_use};
   };
   plan::RangeMap const before = ring_;
   auto const side = group.nested ? plan::RangeMap::Side::kHigh : plan::RangeMap::Side::kLow;

@@ -4,11 +4,11 @@
 namespace noria {
 
 /// Note [Net]
-/// A RecordFunction callback sees every operator before it runs, with its inputs. An evicted page among them is brought in
-/// and held until the operator has ended; a page that the operator writes is marked. So a weight may be read directly, a
-/// model entered by `decode`, TorchScript run, a gradient computed, with no hook anywhere. PyTorch swallows what a
-/// callback throws: when a page cannot be brought in it stays evicted, its text says why, and the access itself raises.
-/// Pure views load nothing: they read no bytes, and the operator that does is seen too.
+/// A RecordFunction callback sees every operator before it runs, with its inputs. An evicted page among them is brought
+/// in and held until the operator has ended; a page that the operator writes is marked. So a weight may be read
+/// directly, a model entered by `decode`, TorchScript run, a gradient computed, with no hook anywhere. PyTorch swallows
+/// what a callback throws: when a page cannot be brought in it stays evicted, its text says why, and the access itself
+/// raises. Pure views load nothing: they read no bytes, and the operator that does is seen too.
 class OperatorNet {
  public:
   /// Counts the engines that need the net; the callback is there while there is one.

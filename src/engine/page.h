@@ -19,9 +19,10 @@ class Engine;
 /// Note [Pages]
 /// A managed weight is an ordinary tensor of the onload device over one StorageImpl that is never reallocated. Loading
 /// writes the StorageImpl's data pointer, evicting takes it away and makes every access raise. All tensors and views of
-/// the storage follow: tied weights, tensors saved for backward, compiled code. The page is the context of that DataPtr:
-/// its deleter tells a managed storage from any other with one comparison, and says when the storage has died. The engine
-/// holds no tensor and no reference to the storage, since torch.utils.swap_tensors refuses tensors that others hold.
+/// the storage follow: tied weights, tensors saved for backward, compiled code. The page is the context of that
+/// DataPtr: its deleter tells a managed storage from any other with one comparison, and says when the storage has died.
+/// The engine holds no tensor and no reference to the storage, since torch.utils.swap_tensors refuses tensors that
+/// others hold.
 class Page {
  public:
   Page(std::string name, Bytes bytes, plan::GroupIndex group, Bytes offset)

@@ -14,8 +14,8 @@ at::Tensor tensor_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::Device
   // Not inside inference mode: a weight made there could never be saved for backward.
   c10::InferenceMode const no_inference(false);
   at::Tensor const pattern = at::empty({0}, like.options().device(device).requires_grad(false));
-  at::Tensor out = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), pattern.key_set(),
-                                                            pattern.dtype());
+  at::Tensor out =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), pattern.key_set(), pattern.dtype());
   out.unsafeGetTensorImpl()->set_storage_offset(offset);
   out.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   if (like.is_conj()) {

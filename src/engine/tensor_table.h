@@ -12,8 +12,8 @@
 namespace noria {
 
 /// Collects tensors, finds which of them share bytes, and turns each into a managed tensor once an engine exists.
-/// Tensors that overlap in memory (tied weights, views) share a page; tensors that merely lie in one storage, as those of
-/// a mapped checkpoint do, do not. Holds the tensors only until they are managed.
+/// Tensors that overlap in memory (tied weights, views) share a page; tensors that merely lie in one storage, as those
+/// of a mapped checkpoint do, do not. Holds the tensors only until they are managed.
 class TensorTable {
  public:
   static constexpr plan::PageIndex kNoPage = ~plan::PageIndex{0};
@@ -27,9 +27,9 @@ class TensorTable {
   [[nodiscard]] plan::PageIndex page_of(std::size_t index) const { return entries_[index].page; }
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
 
-  /// Copies the bytes of the tensor's page to its home, the first time, and returns the managed tensor in its place: same
-  /// sizes and strides, on the engine's device. The same tensor when it could be taken over as it is. A tensor on meta
-  /// brings no bytes. Forgets the tensor.
+  /// Copies the bytes of the tensor's page to its home, the first time, and returns the managed tensor in its place:
+  /// same sizes and strides, on the engine's device. The same tensor when it could be taken over as it is. A tensor on
+  /// meta brings no bytes. Forgets the tensor.
   at::Tensor manage(Engine& engine, std::size_t index);
 
  private:

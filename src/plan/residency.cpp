@@ -15,6 +15,13 @@ class Chooser {
   Chooser(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget, std::uint32_t depth)
       : groups_(groups), order_(order), budget_(budget), depth_(depth) {}
 
+  [[nodiscard]] Bytes ring_budget() const {
+    Residency plan;
+    plan.resident.assign(groups_.size(), false);
+    plan.depth = depth_;
+    return ring_need(plan);
+  }
+
   /// The best found when all groups larger than `limit` are residents; nothing when that does not fit.
   std::optional<Residency> with_residents_above(Bytes limit) {
     Residency plan;
@@ -211,6 +218,10 @@ SmallestBudget smallest_budget(std::span<GroupUse const> groups) {
     }
   }
   return smallest;
+}
+
+Bytes ring_budget(std::span<GroupUse const> groups, std::span<GroupIndex const> order, std::uint32_t depth) {
+  return Chooser(groups, order, 0, depth).ring_budget();
 }
 
 Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget,

@@ -34,6 +34,9 @@ struct SmallestBudget {
 };
 SmallestBudget smallest_budget(std::span<GroupUse const> groups);
 
+/// The smallest budget with which a ring of `depth` groups in a row needs no resident.
+Bytes ring_budget(std::span<GroupUse const> groups, std::span<GroupIndex const> order, std::uint32_t depth);
+
 /// Note [Residents]
 /// Every resident saves its bytes in every pass; a deeper ring saves nothing, it only hides a copy behind one more
 /// computation. So the ring is as deep as `depth` groups in a row (2 hides the copies of equal groups) and all other

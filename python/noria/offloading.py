@@ -1,0 +1,511 @@
+"""Running a model whose weights do not fit the device: `offload`, `load` and the handle they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from noria import _C, _managed
+from noria._amount import free_bytes, resolve_bytes
+from noria._model import Model
+from noria.errors import Error, UnsupportedOperation
+
+# Of what the device has free, kept for activations until they are measured (API: `reserve`).
+_DEFAULT_RESERVE = 0.2
+_GRANULARITIES = {
+    "auto": "auto",
+    "block": "block",
+    "leaf": "leaf",
+    "block_level": "block",
+    "leaf_level": "leaf",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What an engine holds and has done. Bytes and seconds; counts since offloading began.
+
+    Attributes:
+        device: the onload device.
+        budget_bytes: weights allowed on it at once.
+        weights_bytes: all managed weights.
+        resident_bytes: weights that stay on the device.
+        streamed_bytes: weights that come and go.
+        device_bytes: device memory taken now.
+        peak_device_bytes: the most ever taken.
+        host_pinned_bytes: page-locked host memory booked.
+        host_pageable_bytes: other host memory that holds weights.
+        disk_bytes: weights whose home is a file.
+        passes: calls of a root module.
+        groups: per group its name, bytes, tier, whether resident, loads, stalls, stall_seconds, dirty.
+        bytes_in: bytes copied to the device.
+        bytes_out: bytes of modified weights copied back.
+        loads: copies to the device, one per group and load.
+        stalls: times that the device waited for a load.
+        stall_seconds: how long it waited.
+        host_syncs: times that the engine made the host wait for the device.
+        net_faults: weights that an operator needed and no hook had brought.
+        recompiles: of compiled blocks, caused by offloading.
+    """
+
+    device: str
+    budget_bytes: int
+    weights_bytes: int
+    resident_bytes: int
+    streamed_bytes: int
+    device_bytes: int
+    peak_device_bytes: int
+    host_pinned_bytes: int
+    host_pageable_bytes: int
+    disk_bytes: int
+    passes: int
+    groups: list[dict[str, Any]]
+    bytes_in: int
+    bytes_out: int
+    loads: int
+    stalls: int
+    stall_seconds: float
+    host_syncs: int
+    net_faults: int
+    recompiles: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass
+class Settings:
+    """How a model is offloaded: everything needed to do it again."""
+
+    device: torch.device
+    budget: int | str | None = "auto"
+    granularity: str = "auto"
+    blocks_per_group: int = 1
+    block_modules: list[str] = dataclasses.field(default_factory=list)
+    unmoved_kwargs: set[str] = dataclasses.field(default_factory=set)
+    host_budget: int | str | None = None
+    pin: bool | None = None
+    use_streams: bool = True
+    low_memory: bool = False
+    verify: bool = False
+    trigger: str = "modules"
+    reserve: int | str | None = None
+    device_limit: int | str | None = None
+    file_homes: Any = None  # a loading.FileHomes, when weights come from a checkpoint
+
+    def describe(self) -> str:
+        """The settings that differ from the defaults, for messages."""
+        parts = [f"device={str(self.device)!r}", f"budget={self.budget!r}", f"granularity={self.granularity!r}"]
+        return ", ".join(parts)
+
+    def budget_bytes(self, model: Model) -> int:
+        """Bytes of weights allowed on the device at once.
+
+        Raises:
+            TypeError: not an amount.
+            ValueError: not an amount of memory.
+        """
+        free = free_bytes(self.device) if self._needs_free() else 0
+        if self.device_limit is not None:
+            limit = resolve_bytes(self.device_limit, free, "device_limit")
+            reserve = int(limit * _DEFAULT_RESERVE) if self.reserve is None else self._reserve_bytes(free)
+            limit = max(limit - reserve, 0)
+        else:
+            limit = model.weights_bytes * 2 + (1 << 30)
+        if self.budget == "auto" or self.budget is None:
+            if self.device_limit is not None:
+                return limit
+            reserve = int(free * _DEFAULT_RESERVE) if self.reserve is None else self._reserve_bytes(free)
+            return max(free - reserve, 0)
+        return min(resolve_bytes(self.budget, free, "budget"), limit)
+
+    def _reserve_bytes(self, free: int) -> int:
+        assert self.reserve is not None
+        return resolve_bytes(self.reserve, free, "reserve")
+
+    def _needs_free(self) -> bool:
+        amounts = (self.budget, self.reserve, self.device_limit)
+        return self.budget in ("auto", None) or any(isinstance(a, str) and a.strip().endswith("%") for a in amounts)
+
+    def pinned_limit(self) -> int:
+        """At most this much host memory is page-locked, bytes."""
+        available = free_bytes(torch.device("cpu"))
+        half = available // 2
+        return half if self.host_budget is None else min(resolve_bytes(self.host_budget, available, "host_budget"), available)
+
+    def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
+        """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
+        model = Model(roots)
+        split = 0
+        budget = self.budget if self.budget == "ring" else self.budget_bytes(model)
+        if self.granularity == "auto" and isinstance(budget, int):
+            split = max(budget // 4, 1)
+        grouping = model.group(self.granularity, self.blocks_per_group, self.block_modules, split)
+        if budget == "ring":
+            budget = _C.ring_bytes(model.table, grouping, 2 if self.use_streams else 1)
+        engine = _C.Engine.create(
+            self.device,
+            budget,
+            model.table,
+            grouping,
+            depth=2,
+            pin=self.pin,
+            pinned_limit=self.pinned_limit(),
+            use_streams=self.use_streams,
+            low_memory=self.low_memory,
+            verify=self.verify,
+        )
+        offload._settings = self
+        offload._engine = engine
+        offload._roots = {name: weakref.ref(root) for name, root in roots.items()}
+        offload._handles = []
+        try:
+            for group, pages in enumerate(grouping.group_pages):
+                if self.file_homes is None or not self.file_homes.give(engine, model, group, pages):
+                    engine.give_memory_home(group)
+                model.manage(engine, set(pages))
+            model.move_empty(self.device)
+            engine.start()
+            offload._attach(model, grouping)
+        except BaseException:
+            offload._removed = False
+            offload.remove("cpu")
+            raise
+        offload._removed = False
+
+
+class Offload:
+    """A model under management. The engine lives as long as the model; dropping the handle changes nothing."""
+
+    _settings: Settings
+    _engine: _C.Engine
+    _roots: dict[str, weakref.ref[nn.Module]]
+    _handles: list[Any]
+
+    def __init__(self) -> None:
+        """Made by `offload`, `load` and `apply_group_offloading`."""
+        self._removed = True
+        self._pickled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._hosts: weakref.ref[_C.HostTensors] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The onload device, with its index."""
+        return self._engine.device
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The managed root modules that are still alive."""
+        return [root for reference in self._roots.values() if (root := reference()) is not None]
+
+    @property
+    def root_names(self) -> list[str]:
+        """Names of the roots, in the order of `roots`."""
+        return [name for name, reference in self._roots.items() if reference() is not None]
+
+    def status(self) -> Status:
+        """What the engine holds and has done."""
+        values = self._engine.status()
+        values.pop("order_surprises")
+        return Status(**values)
+
+    def resize(self, budget: int | str) -> None:
+        """Changes the budget, between passes or during one; it takes effect at the next group boundary.
+
+        Args:
+            budget: bytes, or "6GiB", "80%" (of what the device has free, with what is taken now).
+
+        Raises:
+            BudgetError: below the smallest that works; the old budget stays.
+        """
+        self._check()
+        free = 0
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            free = free_bytes(self.device) + self.status().device_bytes
+        amount = resolve_bytes(budget, free, "budget")
+        self._engine.resize(amount)
+        self._settings = dataclasses.replace(self._settings, budget=amount)
+
+    def flush(self) -> None:
+        """Writes modified weights back to their host home and waits for it."""
+        self._check()
+        self._engine.flush()
+
+    @contextmanager
+    def resident(self, *modules: nn.Module) -> Iterator[None]:
+        """These modules' weights are on the device and stay there inside the context.
+
+        Raises:
+            BudgetError: they do not fit the budget together.
+        """
+        self._check()
+        groups = sorted(
+            {
+                _C.group_of(leaf)
+                for module in modules
+                for child in module.modules()
+                for slot in _managed.own_slots(child)
+                for leaf in _C_leaves(slot.tensor)
+            }
+        )
+        begun: list[int] = []
+        try:
+            for group in groups:
+                self._engine.begin_group(group)
+                begun.append(group)
+            yield
+        finally:
+            for group in reversed(begun):
+                self._engine.end_group(group)
+
+    @contextmanager
+    def trace(self, path: str | Path) -> Iterator[None]:
+        """Writes a Chrome-trace JSON of the calls inside the context: one row per stream, one slice per load and use."""
+        self._check()
+        self._engine.start_trace()
+        try:
+            yield
+        finally:
+            write_trace(path, self._engine.stop_trace())
+
+    def remove(self, device: str | torch.device = "cpu") -> None:
+        """Ends offloading: the original parameter objects, with their values, on `device`. Safe twice."""
+        if self._removed:
+            return
+        self._removed = True
+        self._engine.flush()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        hosts = self._host_tensors()
+        seen: set[int] = set()
+        for root in self.roots:
+            for module in root.modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    _managed.uninstall(module)
+                    _managed.bring_home(module, self._engine, hosts)
+        for page in range(self._engine.page_count):
+            if self._engine.page_alive(page):  # somebody else holds the storage: a tensor saved for backward, a view
+                self._engine.detach_to_device(page)
+        self._engine.stop()
+        wanted = torch.device(device)
+        for root in self.roots:
+            tensors = [*root.parameters(), *root.buffers()]
+            if any(tensor.device != wanted for tensor in tensors):
+                root.to(wanted)
+
+    def __enter__(self) -> Offload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _check(self) -> None:
+        if self._removed:
+            raise Error("offloading of this model has ended; call noria.offload again")
+
+    def _host_tensors(self) -> _C.HostTensors:
+        known = self._hosts() if self._hosts is not None else None
+        if known is None:
+            known = _C.HostTensors()
+            self._hosts = weakref.ref(known)
+        return known
+
+    def _refresh(self) -> None:
+        """The model has changed: adapters came or went, layers were replaced. Takes it up anew, with the same settings."""
+        roots = dict(zip(self.root_names, self.roots, strict=True))
+        settings = self._settings
+        self.remove("cpu")
+        settings.enable(self, roots)
+
+    def _attach(self, model: Model, grouping: _C.Grouping) -> None:
+        roots = {id(root) for root in self.roots}
+        slots_below: dict[int, list[Any]] = {}
+        for index, module in enumerate(model.modules):
+            self._handles += _managed.install(module, self)
+            needs = grouping.needs[index]
+            if self._settings.trigger != "modules" or (not needs and id(module) not in roots):
+                continue
+            unmoved = set(self._settings.unmoved_kwargs) if id(module) in roots else set()
+            hook = _C.ModuleHook(self._engine, index, self._refresh, unmoved)
+            for child in module.modules():
+                entries = slots_below.get(id(child))
+                if entries is None:
+                    entries = [
+                        (registry, key)
+                        for registry in (child._parameters, child._buffers, child._modules)
+                        for key, value in registry.items()
+                        if value is not None
+                    ]
+                    slots_below[id(child)] = entries
+                for registry, key in entries:
+                    hook.watch(registry, key)
+            self._handles.append(module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(hook.after, always_call=True))
+
+
+def _C_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:  # noqa: N802
+    from noria._model import inner_tensors
+
+    return [leaf for _, leaf in inner_tensors(tensor) if _C.is_managed(leaf)]
+
+
+def write_trace(path: str | Path, slices: list[tuple[str, str, float, float]]) -> None:
+    """Writes engine slices as Chrome-trace JSON, which Perfetto opens. Times in the file are microseconds."""
+    rows = {row: i for i, row in enumerate(sorted({row for _, row, _, _ in slices}))}
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": row}} for row, tid in rows.items()
+    ]
+    events += [
+        {"name": name, "cat": row, "ph": "X", "pid": 1, "tid": rows[row], "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+        for name, row, begin, end in slices
+    ]
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _roots_of(target: Any) -> dict[str, nn.Module]:
+    if isinstance(target, nn.Module):
+        return {"": target}
+    if isinstance(target, Mapping):
+        components = dict(target)
+    elif isinstance(getattr(target, "components", None), dict):
+        components = target.components
+    else:
+        raise TypeError(
+            f"noria.offload takes an nn.Module, a Diffusers pipeline or a mapping of names to modules, and got "
+            f"{type(target).__name__}"
+        )
+    roots = {name: module for name, module in components.items() if isinstance(module, nn.Module)}
+    if not roots:
+        raise ValueError("there is no nn.Module among the components")
+    return roots
+
+
+def check_free_to_manage(roots: Mapping[str, nn.Module], settings: Settings, *, strict_accelerate: bool) -> None:
+    """Refuses modules that another offloader, or another handle of ours, has already.
+
+    Raises:
+        ValueError: names the module and both configurations.
+    """
+    for root_name, root in roots.items():
+        for name, module in root.named_modules():
+            where = f"{root_name}.{name}".strip(".") or "the root"
+            hook = getattr(module, "_hf_hook", None)
+            hooks = getattr(hook, "hooks", [hook])
+            for one in hooks:
+                kind = type(one).__name__
+                if kind == "CpuOffload" or (kind == "AlignDevicesHook" and (strict_accelerate or one.offload)):
+                    raise ValueError(
+                        f"Cannot apply group offloading to a module that is already offloaded by accelerate; remove "
+                        f"that first (accelerate.hooks.remove_hook_from_module). Offending module: {where} ({kind})"
+                    )
+            registry = getattr(module, "_diffusers_hook", None)
+            if registry is not None and any("group_offloading" in key for key in registry.hooks):
+                raise ValueError(f"{where} is already offloaded by Diffusers; disable that first")
+            owner: Offload | None = module.__dict__.get("_noria_offload")
+            if owner is not None and not owner._removed and set(map(id, owner.roots)) != set(map(id, roots.values())):
+                raise ValueError(
+                    f"{where} is already offloaded by noria ({owner._settings.describe()}) as a part of another "
+                    f"target; the new call wants {settings.describe()}. Call remove() on the first handle"
+                )
+
+
+def start(roots: Mapping[str, nn.Module], settings: Settings, *, strict_accelerate: bool = False) -> Offload:
+    """Takes the roots under management; reconfigures them if they are under it already."""
+    check_free_to_manage(roots, settings, strict_accelerate=strict_accelerate)
+    for root in roots.values():
+        owner: Offload | None = root.__dict__.get("_noria_offload")
+        if owner is not None:
+            owner.remove("cpu")
+    handle = Offload()
+    settings.enable(handle, roots)
+    return handle
+
+
+def with_index(device: torch.device | str | int) -> torch.device:
+    """`device` with an index where its type has several.
+
+    Raises:
+        TypeError, ValueError: not a device that is here.
+    """
+    from noria.device import TorchDeviceBackend
+
+    return TorchDeviceBackend(device).device
+
+
+def offload(
+    target: Any,
+    device: torch.device | str | int,
+    *,
+    budget: int | str | None = "auto",
+    host_budget: int | str | None = None,
+    disk: str | Path | None = None,
+    granularity: str = "auto",
+    trigger: str = "modules",
+    training: bool = False,
+    reserve: int | str | None = None,
+    verify: bool = False,
+    pin: bool | None = None,
+    device_limit: int | str | None = None,
+) -> Offload:
+    """Runs `target` on `device` with at most `budget` bytes of its weights there at once.
+
+    Args:
+        target: an nn.Module, a Diffusers pipeline (all components under one budget), or a mapping of names to modules.
+        device: where it runs. Inputs are moved there.
+        budget: bytes of weights on the device at once, residents and ring together; an int, "6GiB", "80%" (of what is
+            free now) or "auto" (what is free, less `reserve`). The smallest that works is the largest set of groups in
+            use together.
+        host_budget: bytes of host memory that may be page-locked; None: half of what is available.
+        disk: a disk tier. Not there yet for a model in memory; `noria.load` streams from checkpoint files.
+        granularity: "auto", "block" or "leaf".
+        trigger: "modules": forward hooks, with the operator net behind them; "ops": no hooks at all.
+        training: plan for the backward order from the first pass; without it backward is right too.
+        reserve: bytes kept for activations when `budget` is "auto"; None: 20 % of what is free.
+        verify: poison freed ranges, and compare device bytes with the host copy on every load.
+        pin: page-lock the host copy: True, False, or None to let the engine choose.
+        device_limit: a cap on weights and activations together.
+
+    Returns:
+        The handle. It may be dropped.
+
+    Raises:
+        BudgetError: the budget is too small; it names the smallest that works.
+        ValueError, TypeError: wrong arguments, or the model is offloaded by something else.
+    """
+    if granularity not in _GRANULARITIES:
+        raise ValueError(f"granularity must be one of {', '.join(_GRANULARITIES)}, and is {granularity!r}")
+    if trigger not in ("modules", "ops"):
+        raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
+    if disk is not None:
+        raise UnsupportedOperation(
+            "offload(disk=...) is not there yet for a model in memory; noria.load(model_on_meta, checkpoint, device) "
+            "streams weights from safetensors files"
+        )
+    roots = _roots_of(target)
+    settings = Settings(
+        device=with_index(device),
+        budget=budget,
+        granularity=_GRANULARITIES[granularity],
+        host_budget=host_budget,
+        pin=pin,
+        verify=verify,
+        trigger=trigger,
+        reserve=reserve,
+        device_limit=device_limit,
+        unmoved_kwargs=set(),
+    )
+    return start(roots, settings)
