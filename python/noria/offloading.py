@@ -146,6 +146,8 @@ class Settings:
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
         model = Model(roots)
+        if self.file_homes is not None:
+            self.file_homes.check(model)
         split = 0
         budget = self.budget if self.budget == "ring" else self.budget_bytes(model)
         if self.granularity == "auto" and isinstance(budget, int):
@@ -446,6 +448,43 @@ def with_index(device: torch.device | str | int) -> torch.device:
     return TorchDeviceBackend(device).device
 
 
+def settings_for(
+    device: torch.device | str | int,
+    *,
+    budget: int | str | None = "auto",
+    host_budget: int | str | None = None,
+    disk: str | Path | None = None,
+    granularity: str = "auto",
+    trigger: str = "modules",
+    training: bool = False,  # noqa: ARG001  accepted: the backward order is learned either way
+    reserve: int | str | None = None,
+    verify: bool = False,
+    pin: bool | None = None,
+    device_limit: int | str | None = None,
+) -> Settings:
+    """The arguments of `offload`, checked."""
+    if granularity not in _GRANULARITIES:
+        raise ValueError(f"granularity must be one of {', '.join(_GRANULARITIES)}, and is {granularity!r}")
+    if trigger not in ("modules", "ops"):
+        raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
+    if disk is not None:
+        raise UnsupportedOperation(
+            "offload(disk=...) is not there yet for a model in memory; noria.load(model_on_meta, checkpoint, device) "
+            "streams weights from safetensors files"
+        )
+    return Settings(
+        device=with_index(device),
+        budget=budget,
+        granularity=_GRANULARITIES[granularity],
+        host_budget=host_budget,
+        pin=pin,
+        verify=verify,
+        trigger=trigger,
+        reserve=reserve,
+        device_limit=device_limit,
+    )
+
+
 def offload(
     target: Any,
     device: torch.device | str | int,
@@ -486,26 +525,17 @@ def offload(
         BudgetError: the budget is too small; it names the smallest that works.
         ValueError, TypeError: wrong arguments, or the model is offloaded by something else.
     """
-    if granularity not in _GRANULARITIES:
-        raise ValueError(f"granularity must be one of {', '.join(_GRANULARITIES)}, and is {granularity!r}")
-    if trigger not in ("modules", "ops"):
-        raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
-    if disk is not None:
-        raise UnsupportedOperation(
-            "offload(disk=...) is not there yet for a model in memory; noria.load(model_on_meta, checkpoint, device) "
-            "streams weights from safetensors files"
-        )
-    roots = _roots_of(target)
-    settings = Settings(
-        device=with_index(device),
+    settings = settings_for(
+        device,
         budget=budget,
-        granularity=_GRANULARITIES[granularity],
         host_budget=host_budget,
-        pin=pin,
-        verify=verify,
+        disk=disk,
+        granularity=granularity,
         trigger=trigger,
+        training=training,
         reserve=reserve,
+        verify=verify,
+        pin=pin,
         device_limit=device_limit,
-        unmoved_kwargs=set(),
     )
-    return start(roots, settings)
+    return start(_roots_of(target), settings)

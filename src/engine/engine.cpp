@@ -155,7 +155,14 @@ void Engine::give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::
     placed.push_back(std::move(extent));
   }
   std::ranges::sort(placed, {}, [](FileExtent const& e) { return std::pair(e.file.get(), e.file_offset); });
-  groups_[group].home = HostHome(std::move(placed));
+  std::vector<MemoryPart> parts;
+  for (plan::PageIndex page : groups_[group].pages) {
+    Bytes const offset = pages_[page]->offset();
+    if (std::ranges::find(placed, offset, &FileExtent::group_offset) == placed.end()) {
+      parts.push_back({.block = HostBlock::pageable(pages_[page]->bytes()), .group_offset = offset});
+    }
+  }
+  groups_[group].home = HostHome(std::move(placed), std::move(parts));
 }
 
 void Engine::fill_home(plan::PageIndex page, std::byte const* source) {
@@ -163,8 +170,12 @@ void Engine::fill_home(plan::PageIndex page, std::byte const* source) {
 }
 
 std::byte* Engine::home_of(plan::PageIndex page) const {
-  auto const& block = groups_[pages_[page]->group()].home.block();
-  return block ? block->data() + pages_[page]->offset() : nullptr;
+  HostHome const& home = groups_[pages_[page]->group()].home;
+  if (home.block()) {
+    return home.block()->data() + pages_[page]->offset();
+  }
+  auto const part = std::ranges::find(home.parts(), pages_[page]->offset(), &MemoryPart::group_offset);
+  return part != home.parts().end() ? part->block->data() : nullptr;
 }
 
 void Engine::start() {
@@ -322,7 +333,13 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
     *data = group.home.block()->data() + page.offset();
     return group.home.block();
   }
-  auto copy = HostBlock::pageable(std::max<Bytes>(page.bytes(), 1));
+  auto copy = HostBlock::pageable(page.bytes());
+  for (MemoryPart const& part : group.home.parts()) {
+    if (part.group_offset == page.offset()) {
+      *data = part.block->data();
+      return part.block;
+    }
+  }
   for (FileExtent const& extent : group.home.extents()) {
     if (extent.group_offset == page.offset()) {
       BlockingRegion const region;

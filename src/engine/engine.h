@@ -109,11 +109,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::vector<plan::PageIndex> const& group_pages(plan::GroupIndex group) const;
   /// Takes host memory for a group, page-locked if it may be.
   void give_memory_home(plan::GroupIndex group);
-  /// The group's bytes stay in checkpoint files. Extents are in file offsets; `group_offset` of each is filled in here.
+  /// The group's bytes stay in checkpoint files. Extents are whole pages, in file offsets; `group_offset` of each is
+  /// filled in here. Pages without an extent get memory of their own.
   void give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents);
   /// Copies the bytes of a page into its home.
   void fill_home(plan::PageIndex page, std::byte const* source);
-  /// The page's place in its memory home, null when that is on disk.
+  /// The page's place in host memory, null when that is on disk.
   [[nodiscard]] std::byte* home_of(plan::PageIndex page) const;
   [[nodiscard]] Page& page(plan::PageIndex index) { return *pages_[index]; }
   [[nodiscard]] std::size_t page_count() const { return pages_.size(); }

@@ -48,6 +48,9 @@ void HostHome::read_files(std::span<std::byte> group) const {
   for (FileExtent const& extent : extents_) {
     extent.file->file().read_exact(extent.file_offset, group.subspan(extent.group_offset, extent.bytes));
   }
+  for (MemoryPart const& part : parts_) {
+    std::memcpy(group.data() + part.group_offset, part.block->data(), part.block->bytes());
+  }
   // After the bytes: a file that was written while we read must not become weights.
   for (FileExtent const& extent : extents_) {
     if (extent.file.get() != checked) {

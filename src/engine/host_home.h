@@ -47,26 +47,35 @@ struct FileExtent {
   Bytes bytes = 0;
 };
 
-/// Host memory, or extents of checkpoint files that are never written.
+/// A part of a group on disk that its files do not hold: a buffer computed at construction.
+struct MemoryPart {
+  std::shared_ptr<HostBlock> block;
+  Bytes group_offset = 0;
+};
+
+/// Host memory, or extents of checkpoint files that are never written, with what they lack in memory beside them.
 class HostHome {
  public:
   HostHome() = default;
   explicit HostHome(std::shared_ptr<HostBlock> block) : block_(std::move(block)) {}
-  explicit HostHome(std::vector<FileExtent> extents) : extents_(std::move(extents)) {}
+  HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> parts)
+      : extents_(std::move(extents)), parts_(std::move(parts)) {}
 
   /// Null when the home is on disk.
   [[nodiscard]] std::shared_ptr<HostBlock> const& block() const { return block_; }
   [[nodiscard]] bool on_disk() const { return !extents_.empty(); }
   [[nodiscard]] std::span<FileExtent const> extents() const { return extents_; }
+  [[nodiscard]] std::span<MemoryPart const> parts() const { return parts_; }
   [[nodiscard]] Bytes disk_bytes() const;
 
-  /// Fills `group`, as large as the group, from the files. Blocks. Throws StorageError or IntegrityError; `group` is
+  /// Fills `group`, as large as the group, from the files and the parts. Blocks. Throws StorageError or IntegrityError; `group` is
   /// then undefined. Bytes between extents are left as they are.
   void read_files(std::span<std::byte> group) const;
 
  private:
   std::shared_ptr<HostBlock> block_;
   std::vector<FileExtent> extents_;
+  std::vector<MemoryPart> parts_;
 };
 
 }  // namespace noria
