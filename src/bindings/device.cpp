@@ -84,8 +84,10 @@ void bind_event(py::module_& m) {
       .def("elapsed_seconds", &Event::elapsed_seconds, py::arg("later"));
 }
 
-void bind_backend(py::module_& m) {
-  py::class_<DeviceBackend, std::unique_ptr<DeviceBackend, py::nodelete>>(m, "DeviceBackend")
+using BackendClass = py::class_<DeviceBackend, std::unique_ptr<DeviceBackend, py::nodelete>>;
+
+void bind_backend(BackendClass& backend_class) {
+  backend_class
       .def_property_readonly("index",
                              [](DeviceBackend const& backend) { return static_cast<int>(backend.device().index()); })
       .def_property_readonly("device_type",
@@ -138,8 +140,10 @@ void bind_backend(py::module_& m) {
 
 void init_device(py::module_& m) {
   py::register_exception_translator(&translate_torch);
+  // Both classes before their methods, so that signatures can name them.
+  BackendClass backend_class(m, "DeviceBackend", "All calls to one device, on PyTorch's C++ side.");
   bind_event(m);
-  bind_backend(m);
+  bind_backend(backend_class);
   m.def(
       "device_backend", [](c10::Device device) { return &DeviceBackend::get(device); }, py::arg("device"),
       py::return_value_policy::reference, "The backend of a device. ValueError where PyTorch's C++ side has none.");

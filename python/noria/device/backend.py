@@ -34,7 +34,7 @@ _probed: dict[torch.device, tuple[Any, set[str], dict[str, str]]] = {}
 
 
 class _ThroughRegistry(type):
-    """Calling `TorchDeviceBackend` itself gives what is registered for the device type; subclasses are made as usual."""
+    """Calling `TorchDeviceBackend` gives what is registered for the device type; subclasses are made as usual."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_made_through_registry" not in cls.__dict__:
@@ -95,7 +95,7 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
         self._reasons: dict[str, str] = {}
 
     def _through_module(self, wanted: torch.device, module: Any, refusal: str) -> torch.device:
-        """The device with its index, when only a Python module knows it. Raises ValueError when that does not either."""
+        """The device with its index where only a Python module knows it; ValueError where that does not either."""
         count = 0
         if module is not None and wanted.type not in _C.usable_device_types():
             count = DeviceModule(module, wanted).count()
@@ -143,6 +143,13 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
         if getattr(self.capabilities, capability):
             return ""
         return self._reasons.get(capability, "the device does not offer it")
+
+    def served_by(self) -> str:
+        """What answers the calls: PyTorch's C++ side, the device's Python module, or both."""
+        sides = ["PyTorch's C++ interfaces"] if self._native is not None else []
+        if self._vendor is not None and (self._native is None or _probed.get(self._device, (None, ()))[1]):
+            sides.append(f"torch.{self.type}")
+        return " and ".join(sides) or type(self).__name__
 
     def _probe(self) -> Capabilities:
         native = self._native.capabilities() if self._native is not None else dict.fromkeys(NAMES, False)
@@ -217,7 +224,7 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
     # ---- streams and events
 
     @property
-    def Stream(self) -> Callable[..., Any]:  # noqa: N802: torch's name
+    def Stream(self) -> Callable[..., Any]:
         """Makes a stream of this device: `Stream(*, priority=0)`. Absent where the device has one queue only."""
         if self.type != "cpu" and not self.capabilities.streams:
             raise self._unsupported("Stream", self.why_not("streams"))
@@ -290,7 +297,7 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
         if (device.type, device.index or 0) != (self.type, self.index or 0):
             raise ValueError(f"the stream belongs to {device}, and this is the backend of {self._device}")
 
-    def Event(self, enable_timing: bool = False) -> Any:  # noqa: N802: torch's name
+    def Event(self, enable_timing: bool = False) -> Any:
         """A point in the work of a stream, with the methods of `torch.Event`."""
         needed = "event_timing" if enable_timing else "events"
         if not getattr(self.capabilities, needed):
@@ -426,7 +433,7 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
         else:
             torch.manual_seed(seed)
 
-    def Generator(self) -> torch.Generator:  # noqa: N802: torch's name
+    def Generator(self) -> torch.Generator:
         """A new generator that draws on this device."""
         try:
             return torch.Generator(device=self._device)
@@ -458,7 +465,7 @@ class TorchDeviceBackend(metaclass=_ThroughRegistry):
     # ---- errors
 
     @property
-    def OutOfMemoryError(self) -> _ExceptionClass:  # noqa: N802: torch's name
+    def OutOfMemoryError(self) -> _ExceptionClass:
         """The class of the device's out-of-memory errors. Some devices raise a RuntimeError: see `is_out_of_memory`."""
         return out_of_memory.error_class(self._module)
 
