@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 import torch as _torch
 
 from noria._load import load_extension as _load_extension
@@ -19,6 +23,28 @@ from noria.errors import (  # noqa: E402
     UnsupportedOperation,
 )
 
+if _TYPE_CHECKING:
+    from noria import conformance
+    from noria.device import (
+        TorchDeviceBackend,
+        device_backends,
+        empty_device_cache,
+        get_device,
+        register_device_backend,
+        synchronize,
+    )
+
+# Imported at their first use, so that `import noria` stays light: name to module, "" for a module itself.
+_LAZY = {
+    "TorchDeviceBackend": "noria.device",
+    "conformance": "",
+    "device_backends": "noria.device",
+    "empty_device_cache": "noria.device",
+    "get_device": "noria.device",
+    "register_device_backend": "noria.device",
+    "synchronize": "noria.device",
+}
+
 __all__ = [
     "BudgetError",
     "Error",
@@ -26,6 +52,26 @@ __all__ = [
     "IntegrityError",
     "PlanError",
     "StorageError",
+    "TorchDeviceBackend",
     "UnsupportedOperation",
     "__version__",
+    "conformance",
+    "device_backends",
+    "empty_device_cache",
+    "get_device",
+    "register_device_backend",
+    "synchronize",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'noria' has no attribute '{name}'")
+    module = _importlib.import_module(_LAZY[name] or f"noria.{name}")
+    value = getattr(module, name) if _LAZY[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -6,6 +6,7 @@
 namespace noria {
 
 void init_core(pybind11::module_& m);
+void init_device(pybind11::module_& m);
 void init_engine(pybind11::module_& m);
 void init_hooks(pybind11::module_& m);
 

@@ -70,13 +70,10 @@ Bytes to_bytes(std::int64_t count) { return count > 0 ? static_cast<Bytes>(count
 
 // Types that a kind of device cannot compute with. Source: the tables by which Diffusers 0.42 chooses its dtypes
 // (diffusers/utils/torch_utils.py), for devices that do not describe themselves (getDeviceCapability).
-struct MissingTypes {
-  std::string_view device_type;
-  bool float64;
-  bool int64;
-};
-constexpr std::array kMissingTypes{MissingTypes{"mps", true, true}, MissingTypes{"npu", true, true},
-                                   MissingTypes{"neuron", true, true}};
+using TypeOfDevice = std::pair<std::string_view, std::string_view>;
+constexpr std::array kMissingTypes{TypeOfDevice{"mps", "float64"},    TypeOfDevice{"mps", "int64"},
+                                   TypeOfDevice{"npu", "float64"},    TypeOfDevice{"npu", "int64"},
+                                   TypeOfDevice{"neuron", "float64"}, TypeOfDevice{"neuron", "int64"}};
 
 }  // namespace
 
@@ -85,6 +82,16 @@ int count_devices(c10::DeviceType type) noexcept {
     return 0;
   }
   return c10::impl::getDeviceGuardImpl(type)->deviceCount();
+}
+
+std::vector<std::string> missing_types(std::string_view device_type) {
+  std::vector<std::string> missing;
+  for (auto const& [type, dtype] : kMissingTypes) {
+    if (type == device_type) {
+      missing.emplace_back(dtype);
+    }
+  }
+  return missing;
 }
 
 std::string type_name(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
@@ -462,30 +469,23 @@ void GenericBackend::probe_types(Probe& found) {
     found.off("generator", first_line(error));
   }
   auto const name = type_name(device().type());
-  auto types = c10::DeviceCapability();  // everything, for a device that does not describe itself
-  bool described = false;
+  found.on.float64 = found.on.int64 = found.on.bfloat16 = true;
   try {
     c10::DeviceGuard const here(device());
-    types = guard_.getDeviceCapability(device());
-    described = true;
-  } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): the table below stands in
-  }
-  auto const has = [&types](c10::ScalarTypeIndex type) {
-    return (types.capability_data.capability_bits >> static_cast<unsigned>(type) & 1U) != 0;
-  };
-  found.on.float64 = has(c10::kIndex_Double);
-  found.on.int64 = has(c10::kIndex_Long);
-  found.on.bfloat16 = has(c10::kIndex_BFloat16);
-  for (auto const& missing : kMissingTypes) {
-    if (!described && missing.device_type == name) {
-      found.on.float64 = found.on.float64 && !missing.float64;
-      found.on.int64 = found.on.int64 && !missing.int64;
+    auto const bits = guard_.getDeviceCapability(device()).capability_data.capability_bits;
+    auto const has = [bits](c10::ScalarTypeIndex type) { return (bits >> static_cast<unsigned>(type) & 1U) != 0; };
+    found.on.float64 = has(c10::kIndex_Double);
+    found.on.int64 = has(c10::kIndex_Long);
+    found.on.bfloat16 = has(c10::kIndex_BFloat16);
+  } catch (std::exception const&) {
+    for (auto const& dtype : missing_types(name)) {
+      found.off(dtype, name + " does not compute with it");
     }
   }
-  for (auto const& [type, on] :
+  for (auto const& [dtype, on] :
        {std::pair{"float64", found.on.float64}, {"int64", found.on.int64}, {"bfloat16", found.on.bfloat16}}) {
     if (!on) {
-      found.off(type, name + " does not compute with it");
+      found.off(dtype, name + " does not compute with it");
     }
   }
 }

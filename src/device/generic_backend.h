@@ -77,6 +77,9 @@ class GenericBackend : public DeviceBackend {
 /// The number of usable devices of a type; 0 where PyTorch has no guard for it. Never throws.
 int count_devices(c10::DeviceType type) noexcept;
 
+/// The dtypes that this kind of device is known not to compute with, for devices that do not describe themselves.
+std::vector<std::string> missing_types(std::string_view device_type);
+
 /// "cuda", "xpu", ... and the name a PrivateUse1 backend was given.
 std::string type_name(c10::DeviceType type);
 

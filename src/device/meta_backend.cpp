@@ -36,9 +36,9 @@ class MetaBackend final : public DeviceBackend {
   PinnedBlock allocate_pinned(Bytes /*bytes*/) override { unsupported("allocate_pinned", kNoBytes); }
   bool is_pinned(void const* /*host*/) override { return false; }
   void empty_cache() override {}
-  Bytes memory_allocated() override { return 0; }
-  Bytes max_memory_allocated() override { return 0; }
-  void reset_peak_memory_stats() override {}
+  Bytes memory_allocated() override { unsupported("memory_allocated", kNoBytes); }
+  Bytes max_memory_allocated() override { unsupported("max_memory_allocated", kNoBytes); }
+  void reset_peak_memory_stats() override { unsupported("reset_peak_memory_stats", kNoBytes); }
   MemoryInfo mem_get_info() override { unsupported("mem_get_info", kNoBytes); }
 
   void copy_to_device(void* /*dst*/, void const* /*src*/, Bytes /*bytes*/, c10::Stream /*stream*/) override {}

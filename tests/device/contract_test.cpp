@@ -223,9 +223,8 @@ TEST_P(BackendContract, PinnedMemoryIsPinnedOrRefused) {
 
 TEST_P(BackendContract, StatisticsFollowOurBlockOrAreRefused) {
   if (!has(&Capabilities::memory_stats)) {
-    if (has_bytes()) {
-      EXPECT_THROW((void)backend_->max_memory_allocated(), UnsupportedOperation);
-    }
+    EXPECT_THROW((void)backend_->max_memory_allocated(), UnsupportedOperation);
+    EXPECT_THROW(backend_->reset_peak_memory_stats(), UnsupportedOperation);
     return;
   }
   backend_->reset_peak_memory_stats();
