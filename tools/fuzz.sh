@@ -20,8 +20,12 @@ for target in build/fuzz/fuzz/*; do
   if [ -d "tests/corpus/$name" ]; then
     folders+=("tests/corpus/$name")
   fi
+  options=()
+  if [ -f "tests/corpus/$name.dict" ]; then
+    options+=("-dict=tests/corpus/$name.dict")
+  fi
   echo "== $name"
   "$target" "$limit" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 -verbosity=0 \
-    -artifact_prefix="build/fuzz-findings/$name-" "${folders[@]}" < /dev/null || failed=1
+    -artifact_prefix="build/fuzz-findings/$name-" "${options[@]}" "${folders[@]}" < /dev/null || failed=1
 done
 exit $failed

@@ -68,6 +68,8 @@ class IntegrityError : public Error {
   using Error::Error;
   /// The text is "<code>: <path>: <message>".
   IntegrityError(IntegrityCode code, std::string path, std::string const& message);
+  /// With a text that is complete already.
+  static IntegrityError with_text(IntegrityCode code, std::string path, std::string const& text);
   [[nodiscard]] IntegrityCode code() const noexcept { return code_; }
   /// The file, empty when none is to blame.
   [[nodiscard]] std::string const& path() const noexcept { return path_; }

@@ -41,6 +41,13 @@ IntegrityError::IntegrityError(IntegrityCode code, std::string path, std::string
       code_(code),
       path_(std::move(path)) {}
 
+IntegrityError IntegrityError::with_text(IntegrityCode code, std::string path, std::string const& text) {
+  IntegrityError error(text);
+  error.code_ = code;
+  error.path_ = std::move(path);
+  return error;
+}
+
 }  // namespace noria
 
 namespace noria::detail {

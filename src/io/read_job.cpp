@@ -1,7 +1,11 @@
 #include "io/read_job.h"
 
+#include <fmt/format.h>
+#include <noria/error.h>
+
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 namespace noria {
 namespace {
@@ -92,6 +96,41 @@ Bytes copy_out(PendingRead const& read) {
     }
   }
   return copied;
+}
+
+ReadFailure storage_error(PendingRead const& read, int error) {
+  std::string const& path = read.source().file().path();
+  Bytes const at = read.offset + read.arrived;
+  return ReadFailure::of(
+      StorageError(fmt::format("reading {} bytes at offset {} of '{}' ({}) failed: {}", read.needed - read.arrived, at,
+                               path, read.direct ? "direct" : "buffered", std::strerror(error)),
+                   path, error, at));
+}
+
+ReadFailure truncated(PendingRead const& read) {
+  File const& file = read.source().file();
+  return ReadFailure::of(IntegrityError(
+      IntegrityCode::kFileTruncated, file.path(),
+      fmt::format(
+          "the file ends at {} or before; it had {} bytes when it was opened. Restore it and open the model again",
+          read.offset + read.arrived, file.size())));
+}
+
+bool ended_early(PendingRead const& read) {
+  try {
+    return read.source().file().identity_now().size < read.offset + read.needed;
+  } catch (StorageError const&) {
+    return false;  // then the read itself will say what is wrong
+  }
+}
+
+void check_files(ReadJob const& job) {
+  std::set<std::uint32_t> seen;
+  for (ReadExtent const& extent : job.request.plan->extents()) {
+    if (seen.insert(extent.file).second) {
+      job.request.files[extent.file]->file().check_unchanged();
+    }
+  }
 }
 
 }  // namespace noria

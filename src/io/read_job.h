@@ -3,9 +3,10 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <exception>
 #include <mutex>
+#include <optional>
 
+#include "io/read_failure.h"
 #include "io/reader.h"
 
 namespace noria {
@@ -21,16 +22,17 @@ struct ReadJob {
   std::size_t outstanding = 0;  // reads made from extents and not yet finished
   bool begun = false;
 
-  [[nodiscard]] bool stopped() const noexcept { return error != nullptr || cancelled.load(); }
+  [[nodiscard]] bool stopped() const noexcept { return failure || cancelled.load(); }
   [[nodiscard]] bool all_issued() const noexcept { return next_extent == request.plan->extents().size(); }
-  void fail(std::exception_ptr what) noexcept {
-    if (error == nullptr) {
-      error = std::move(what);
+  /// Keeps the first.
+  void fail(ReadFailure what) noexcept {
+    if (!failure) {
+      failure = std::move(what);
     }
   }
   void publish();
 
-  std::exception_ptr error;  // written before `done`, read after it
+  std::optional<ReadFailure> failure;  // written before `done`, read after it
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -59,5 +61,15 @@ std::vector<PendingRead> reads_of(std::shared_ptr<ReadJob> const& job, ReadExten
 
 /// Copies what a bounced read brought to its places; answers how many bytes.
 Bytes copy_out(PendingRead const& read);
+
+/// The read failed with errno `error`.
+ReadFailure storage_error(PendingRead const& read, int error);
+/// The file ends before the read's last byte.
+ReadFailure truncated(PendingRead const& read);
+/// Whether it does by now, as far as the system tells.
+bool ended_early(PendingRead const& read);
+
+/// Compares every file of the job with its identity. Throws as File::check_unchanged.
+void check_files(ReadJob const& job);
 
 }  // namespace noria

@@ -79,7 +79,8 @@ std::vector<CellPart> cut(std::span<ReadPiece const> run, Bytes chunk) {
       at += length;
     }
   }
-  std::ranges::stable_sort(parts, {}, [](CellPart const& part) { return std::tie(part.cell, part.begin); });
+  std::ranges::sort(parts, {},
+                    [](CellPart const& part) { return std::tie(part.begin, part.length, part.destination); });
   return parts;
 }
 

@@ -50,8 +50,8 @@ void ReadTicket::wait() const {
   NORIA_CHECK(!loop_->in_forked_child(), Error, "a read started before fork() cannot be waited for in the child");
   std::unique_lock lock(job_->mutex);
   job_->changed.wait(lock, [&] { return job_->done; });
-  if (job_->error != nullptr) {
-    std::rethrow_exception(job_->error);
+  if (job_->failure) {
+    job_->failure->raise();
   }
 }
 

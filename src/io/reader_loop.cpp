@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
-#include <set>
 #include <utility>
 
 #include "io/page_cache.h"
@@ -20,42 +19,6 @@ namespace {
 constexpr double kCachedEnough = 0.9;
 // A read that brings nothing this many times in a row will not bring anything.
 constexpr unsigned kMostFruitless = 64;
-
-std::exception_ptr storage_error(PendingRead const& read, int error) {
-  std::string const& path = read.source().file().path();
-  Bytes const at = read.offset + read.arrived;
-  return std::make_exception_ptr(
-      StorageError(fmt::format("reading {} bytes at offset {} of '{}' ({}) failed: {}", read.needed - read.arrived, at,
-                               path, read.direct ? "direct" : "buffered", std::strerror(error)),
-                   path, error, at));
-}
-
-std::exception_ptr truncated(PendingRead const& read) {
-  File const& file = read.source().file();
-  return std::make_exception_ptr(IntegrityError(
-      IntegrityCode::kFileTruncated, file.path(),
-      fmt::format(
-          "the file ends at {} or before; it had {} bytes when it was opened. Restore it and open the model again",
-          read.offset + read.arrived, file.size())));
-}
-
-bool ended_early(PendingRead const& read) {
-  try {
-    return read.source().file().identity_now().size < read.offset + read.needed;
-  } catch (StorageError const&) {
-    return false;  // then the read itself will say what is wrong
-  }
-}
-
-// Every file of the job's extents, each once.
-void check_files(ReadJob const& job) {
-  std::set<std::uint32_t> seen;
-  for (ReadExtent const& extent : job.request.plan->extents()) {
-    if (seen.insert(extent.file).second) {
-      job.request.files[extent.file]->file().check_unchanged();
-    }
-  }
-}
 
 }  // namespace
 
@@ -105,8 +68,8 @@ bool ReaderLoop::in_forked_child() const noexcept { return ::getpid() != owner_;
 void ReaderLoop::add(std::shared_ptr<ReadJob> job) {
   {
     std::lock_guard const lock(mutex_);
-    if (broken_ != nullptr) {
-      std::rethrow_exception(broken_);
+    if (broken_) {
+      broken_->raise();
     }
     NORIA_CHECK(!closing_, Error, "the reader was closed");
     incoming_.push_back(std::move(job));
@@ -156,7 +119,7 @@ void ReaderLoop::run() {
     }
   } catch (...) {
     std::lock_guard const lock(mutex_);
-    broken_ = std::current_exception();
+    broken_ = ReadFailure::current();
   }
   shut_down();
 }
@@ -175,7 +138,7 @@ void ReaderLoop::begin(ReadJob& job) noexcept {
   try {
     check_files(job);
   } catch (...) {
-    job.fail(std::current_exception());
+    job.fail(ReadFailure::current());
   }
 }
 
@@ -387,12 +350,12 @@ void ReaderLoop::retire() {
       try {
         check_files(*job);
       } catch (...) {
-        job->fail(std::current_exception());
+        job->fail(ReadFailure::current());
       }
     }
     bool const complete = !job->stopped();
     if (!complete) {
-      job->fail(std::make_exception_ptr(Error("the read was cancelled")));
+      job->fail({.text = "the read was cancelled"});
     }
     {
       std::lock_guard const lock(mutex_);
@@ -409,12 +372,11 @@ void ReaderLoop::shut_down() noexcept {
   engine_->cancel();
   completions_.clear();
   engine_->drain(completions_);
-  std::exception_ptr reason;
+  ReadFailure reason;
   {
     std::lock_guard const lock(mutex_);
     wakeable_ = nullptr;
-    reason =
-        broken_ != nullptr ? broken_ : std::make_exception_ptr(Error("the reader was closed before the read ended"));
+    reason = broken_.value_or(ReadFailure{.text = "the reader was closed before the read ended"});
     jobs_.insert(jobs_.end(), incoming_.begin(), incoming_.end());
     incoming_.clear();
   }

@@ -55,7 +55,7 @@ class ReaderLoop {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<ReadJob>> incoming_;
   bool closing_ = false;
-  std::exception_ptr broken_;  // why the thread ended by itself
+  std::optional<ReadFailure> broken_;  // why the thread ended by itself
   ReadEngine* wakeable_ = nullptr;
   ReaderStats stats_;
 
