@@ -103,7 +103,7 @@ AddressSpace::AddressSpace(Bytes bytes) : bytes_(std::min(align_up(bytes, kGranu
 
 AddressSpace::~AddressSpace() { munmap(pointer(begin_), bytes_); }
 
-void AddressSpace::FreeArray::operator()(Segment** array) const { std::free(array); }
+void AddressSpace::FreeArray::operator()(Segment** array) const { std::free(static_cast<void*>(array)); }
 
 std::uintptr_t AddressSpace::take(Bytes bytes, Segment* segment) {
   auto const found = std::ranges::find_if(free_, [bytes](auto const& stretch) { return stretch.second >= bytes; });

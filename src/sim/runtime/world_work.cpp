@@ -19,6 +19,8 @@ void* pointer_to(std::uintptr_t address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
+constexpr std::size_t kPendingSlack = 64;
+
 Nanoseconds kernel_time(Prices const& prices, KernelCost const& cost) {
   if (cost.duration >= 0) {
     return cost.duration;
@@ -177,8 +179,9 @@ void World::move_bytes(CopyPlan const& plan, PendingCopy copy, Actor& actor) {
       block->pending.push_back(pending);
     }
   }
-  while (!actor.pending.empty() && actor.pending.front()->landed) {
-    actor.pending.pop_front();
+  // One that nobody needs may stay at the front for long; those behind it that have landed must not pile up.
+  if (actor.pending.size() > kPendingSlack && actor.pending.size() > 2 * pending_copies_) {
+    std::erase_if(actor.pending, [](auto const& other) { return other->landed; });
   }
   actor.pending.push_back(pending);
   ++pending_copies_;
