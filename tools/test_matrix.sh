@@ -15,7 +15,7 @@ unset PYTHONPATH
 try() {
   local version=$1 root=build/matrix/torch-$1
   local python="$PWD/$root/venv/bin/python" pip
-  pip=("$python" -m pip install --quiet --disable-pip-version-check)
+  pip=("$python" -m pip install -qq --disable-pip-version-check)
   mkdir -p "$root"
   if [ "$(cat "$root/stamp" 2>/dev/null)" != "$(sha256sum < constraints.txt)" ]; then
     "${PYTHON:-.venv/bin/python}" -m venv --clear "$root/venv"

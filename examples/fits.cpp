@@ -1,0 +1,10 @@
+#include <noria/checkpoint.h>
+#include <noria/device_backend.h>
+
+#include <iostream>
+
+int main(int /*argc*/, char** argv) {  // fits FOLDER DEVICE
+  auto const weights = noria::Checkpoint::open(argv[1]).bytes();
+  auto const free = noria::DeviceBackend::get(c10::Device(argv[2])).mem_get_info().free_bytes;
+  std::cout << noria::format_bytes(weights) << " of weights, " << noria::format_bytes(free) << " free\n";
+}
