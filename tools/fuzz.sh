@@ -5,7 +5,7 @@
 # A finding is written to build/fuzz-findings and makes the exit status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tools/build.sh fuzz
+tools/build.sh fuzz fuzzers
 limit="-max_total_time=${FUZZ_SECONDS:-60}"
 if [ -n "${FUZZ_RUNS:-}" ]; then
   limit="-runs=$FUZZ_RUNS"

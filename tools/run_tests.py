@@ -1,8 +1,9 @@
-"""Runs the C++ tests (ctest) and the Python tests (pytest), both to the end, and closes with the counts over both.
+"""Runs the C++ tests (ctest) and the Python tests (pytest), all to the end, and closes with the counts over all.
 
     .venv/bin/python tools/run_tests.py [arguments for pytest]
 
-NORIA_LONG=1 uses all random seeds and adds the sanitizer builds and the tests marked long.
+The fuzz targets run too, for a bounded number of inputs. NORIA_LONG=1 uses all random seeds, ten times the inputs, and
+adds the sanitizer builds and the tests marked long.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import reports
-from sources import ENVIRONMENT, ROOT
+from sources import ENVIRONMENT, ROOT, files
 
 BIN = ROOT / ".venv" / "bin"
 # ctest's line for a test that begins, and for one that passed.
@@ -69,9 +70,22 @@ def pytest(arguments: list[str]) -> dict[str, int]:
     return run("pytest", report, command)
 
 
+def fuzz(runs: int) -> dict[str, int]:
+    """Every fuzz target over its corpus and `runs` new inputs: one test, passed when nothing was found."""
+    print("== fuzz", flush=True)
+    command = [str(ROOT / "tools" / "fuzz.sh")]
+    done = subprocess.run(command, cwd=ROOT, env={**ENVIRONMENT, "FUZZ_RUNS": str(runs)}, check=False)
+    found = {"passed": int(done.returncode == 0), "failed": int(done.returncode != 0), "skipped": 0}
+    reports.write("fuzz", **found)
+    return found
+
+
 def main(arguments: list[str]) -> int:
     every = [ctest("dev"), pytest(arguments)]
-    if os.environ.get("NORIA_LONG") == "1":
+    long = os.environ.get("NORIA_LONG") == "1"
+    if files("tests/*_fuzz.cpp"):
+        every.append(fuzz(1_000_000 if long else 100_000))
+    if long:
         for preset in ("asan", "tsan"):
             subprocess.run([str(ROOT / "tools" / "build.sh"), preset], cwd=ROOT, check=True)
             every.append(ctest(preset))
