@@ -1,0 +1,159 @@
+"""Switching the simulated accelerator on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from noria.errors import Error
+from noria.sim.simulator import Simulator
+
+_DEVICE = "sim"
+# The largest number of devices that the process's autograd engine is known to serve; see _prove_backward.
+_proven_devices = 0
+
+
+def _extension() -> Any:
+    return importlib.import_module("noria._sim")
+
+
+def profiles() -> dict[str, dict[str, Any]]:
+    """The machines that can be simulated, by name: rates, latencies and capacity, and the source of each figure.
+
+    Works without enabling the simulator, and enables nothing.
+    """
+    figures: dict[str, dict[str, Any]] = json.loads(_extension().profiles_json())
+    return figures
+
+
+def enable(
+    profile: str | Mapping[str, Any] = "rtx4090",
+    *,
+    devices: int = 1,
+    memory: int | str | None = None,
+    dry: bool = False,
+    checker: str = "raise",
+    streams: bool = True,
+    pinned_memory: bool = True,
+    caching_allocator: bool = True,
+    copy_engines: int = 2,
+    overrides: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Simulator:
+    """Makes `torch.device("sim")` exist in this process, or configures it anew.
+
+    Enable it at the start of the process: PyTorch's autograd engine counts devices at the first backward.
+
+    Args:
+        profile: the machine: a name from `profiles()`, or all figures of one of your own.
+        devices: how many of them.
+        memory: bytes of device memory in place of the profile's capacity, as an int or "12GiB".
+        dry: compute nothing and touch no memory: shapes, accounting, order and time only.
+        checker: what happens when two accesses are unordered: "raise", "record" or "off".
+        streams: whether the device has streams besides the default one.
+        pinned_memory: whether host memory can be page-locked.
+        caching_allocator: whether freed device memory is kept for reuse.
+        copy_engines: 2: one per direction; 1: one that both share.
+        overrides: figures of the profile to replace.
+        force: enable beside a usable accelerator, or after a backward, all the same.
+
+    Raises:
+        noria.Error: a simulated tensor is alive, another PrivateUse1 backend is loaded, another accelerator is usable,
+            or the process has run a backward already.
+        ValueError: an option that makes no sense.
+    """
+    global _proven_devices
+    if devices < 1:
+        raise ValueError(f"devices must be at least 1, not {devices}")
+    if copy_engines not in (1, 2):
+        raise ValueError(f"copy_engines must be 1 or 2, not {copy_engines}")
+    extension = _extension()
+    first_time = not extension.enabled()
+    if first_time:
+        _refuse_another_backend()
+        if not force:
+            _refuse_beside_an_accelerator()
+    options = {
+        "profile": profile if isinstance(profile, str) else str(profile.get("name", "custom")),
+        "profile_json": "" if isinstance(profile, str) else json.dumps({k: v for k, v in profile.items() if k != "name"}),
+        "overrides_json": json.dumps(dict(overrides)) if overrides else "",
+        "devices": devices,
+        "memory_bytes": _memory_bytes(memory),
+        "dry": dry,
+        "checker": checker,
+        "streams": streams,
+        "pinned_memory": pinned_memory,
+        "caching_allocator": caching_allocator,
+        "copy_engines": copy_engines,
+    }
+    extension.enable(**options)
+    if first_time:
+        _install_device_module()
+    if devices > _proven_devices and not force:
+        _prove_backward(devices - 1)
+        _proven_devices = devices
+        extension.enable(**options)  # Afresh: the probe has moved the clocks.
+    return Simulator(extension)
+
+
+def _memory_bytes(memory: int | str | None) -> int:
+    if memory is None:
+        return 0
+    if isinstance(memory, int):
+        return memory
+    from noria import _C
+
+    if _C.is_share(memory):
+        raise ValueError(f"memory must be an amount such as '12GiB', not the share '{memory}'")
+    amount: int = _C.parse_byte_amount(memory, 0)
+    return amount
+
+
+def _refuse_another_backend() -> None:
+    name = torch._C._get_privateuse1_backend_name()
+    if name not in ("privateuseone", _DEVICE):
+        raise Error(
+            f"this process already has the PrivateUse1 backend '{name}', and PyTorch has room for one. Start Python with "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 so that it is not loaded, then enable the simulator"
+        )
+
+
+def _refuse_beside_an_accelerator() -> None:
+    for kind, hide in (("cuda", "CUDA_VISIBLE_DEVICES="), ("xpu", "ZE_AFFINITY_MASK="), ("mps", None)):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            remedy = f"Hide it from this process ({hide}), or pass" if hide else "Pass"
+            raise Error(
+                f"this process can use {kind}, and a PrivateUse1 backend takes over its stream synchronisation in backward. "
+                f"{remedy} force=True if this process runs no backward on {kind}"
+            )
+
+
+def _install_device_module() -> None:
+    module = importlib.import_module("noria.sim.device_module")
+    torch.utils.rename_privateuse1_backend(_DEVICE)
+    torch._register_device_module(_DEVICE, module)
+    # `import torch.sim` and pickles that name it find the module too.
+    sys.modules["torch.sim"] = module
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def _prove_backward(index: int) -> None:
+    """Runs a tiny backward: the autograd engine makes a queue per device at its first use and none later."""
+    x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
+    try:
+        (x * 2.0).backward()
+    except RuntimeError as error:
+        raise Error(
+            f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and PyTorch's "
+            "autograd engine takes in no device after that. Enable the simulator, with all the devices that you will "
+            "want, at the start of the process; or pass force=True if it will run no backward on 'sim'"
+        ) from error
+    finally:
+        x.grad = None
+        del x
