@@ -181,9 +181,19 @@ at::Scalar local_scalar(at::Tensor const& self) {
   return at::_local_scalar_dense(cpu_alias(self));
 }
 
+// Without these PyTorch resolves the conj or neg bit of a source before the copy, by a copy. Ours honour the bits.
+void let_bits_through(c10::DispatchKey key) {
+  static auto& libraries = *new std::vector<torch::Library>();  // leaked, as all registrations are
+  torch::Library& library = libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  library.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
+}
+
 }  // namespace
 
 void register_copies(torch::Library& library) {
+  let_bits_through(c10::DispatchKey::Conjugate);
+  let_bits_through(c10::DispatchKey::Negative);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar);

@@ -76,8 +76,9 @@ at::Tensor meta_alias(at::Tensor const& tensor) {
 }
 
 at::Tensor view_of(at::Tensor const& base, at::Tensor const& shape) {
+  c10::DispatchKeySet const bits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
-                                                             kSimKeys, shape.dtype());
+                                                             base.key_set() - bits, shape.dtype());
   copy_geometry(shape, *view.unsafeGetTensorImpl());
   copy_bits(shape, view);
   return view;
