@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,15 @@ from collections.abc import Callable
 
 import pytest
 
+import noria.sim
+
 LONG = os.environ.get("NORIA_LONG") == "1"
+SIMULATED_DEVICES = 4
+
+
+def pytest_sessionstart() -> None:
+    # A test that runs a backward may come before one that simulates.
+    noria.sim.reserve(SIMULATED_DEVICES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,3 +55,14 @@ def fresh_python() -> Callable[..., str]:
         return done.stdout.strip()
 
     return run
+
+
+@pytest.fixture
+def simulate() -> Callable[..., noria.sim.Simulator]:
+    """`simulate(profile, **options)`: the simulator configured afresh; the options are those of `noria.sim.enable`."""
+
+    def enable(profile: str = "rtx4090", **options: object) -> noria.sim.Simulator:
+        gc.collect()  # Tensors of an earlier test that only a reference cycle keeps alive.
+        return noria.sim.enable(profile, **options)
+
+    return enable

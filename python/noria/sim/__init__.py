@@ -9,8 +9,8 @@ docs/simulator.md says what is modelled and what is not.
 
 from __future__ import annotations
 
-from noria.sim.configuration import enable, profiles
+from noria.sim.configuration import enable, profiles, reserve
 from noria.sim.reports import Access, Finding, Race, Span
 from noria.sim.simulator import Simulator
 
-__all__ = ["Access", "Finding", "Race", "Simulator", "Span", "enable", "profiles"]
+__all__ = ["Access", "Finding", "Race", "Simulator", "Span", "enable", "profiles", "reserve"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +82,9 @@ def enable(
             _refuse_beside_an_accelerator()
     options = {
         "profile": profile if isinstance(profile, str) else str(profile.get("name", "custom")),
-        "profile_json": "" if isinstance(profile, str) else json.dumps({k: v for k, v in profile.items() if k != "name"}),
+        "profile_json": ""
+        if isinstance(profile, str)
+        else json.dumps({k: v for k, v in profile.items() if k != "name"}),
         "overrides_json": json.dumps(dict(overrides)) if overrides else "",
         "devices": devices,
         "memory_bytes": _memory_bytes(memory),
@@ -99,6 +103,15 @@ def enable(
         _proven_devices = devices
         extension.enable(**options)  # Afresh: the probe has moved the clocks.
     return Simulator(extension)
+
+
+def reserve(devices: int = 1) -> None:
+    """Prepares this process for `enable()` after a backward, with up to `devices` devices.
+
+    Call it before the first backward: PyTorch's autograd engine makes its queues then, and none later. Unlike `enable()`
+    it changes nothing that a program could see, so a library that may simulate later can call it early.
+    """
+    _extension().reserve(devices, lambda: torch.ones(1, requires_grad=True).sum().backward())
 
 
 def _memory_bytes(memory: int | str | None) -> int:
@@ -141,6 +154,17 @@ def _install_device_module() -> None:
     # `import torch.sim` and pickles that name it find the module too.
     sys.modules["torch.sim"] = module
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    atexit.register(_let_autograd_threads_finish)
+
+
+def _let_autograd_threads_finish() -> None:
+    """Gives the GIL away for a moment.
+
+    After a backward on an accelerator an autograd thread still drops references to Python objects. If the interpreter ends
+    before it gets the GIL, Python ends that thread instead and the process aborts. CUDA has this too; it shows in programs
+    as short as those that a simulator runs.
+    """
+    time.sleep(0.01)
 
 
 def _prove_backward(index: int) -> None:
@@ -152,7 +176,8 @@ def _prove_backward(index: int) -> None:
         raise Error(
             f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and PyTorch's "
             "autograd engine takes in no device after that. Enable the simulator, with all the devices that you will "
-            "want, at the start of the process; or pass force=True if it will run no backward on 'sim'"
+            "want, at the start of the process, or call noria.sim.reserve() there; pass force=True if it will run no "
+            "backward on 'sim'"
         ) from error
     finally:
         x.grad = None

@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -64,6 +65,7 @@ void init_configuration(py::module_& m) {
         py::arg("overrides_json"), py::arg("devices"), py::arg("memory_bytes"), py::arg("dry"), py::arg("checker"),
         py::arg("streams"), py::arg("pinned_memory"), py::arg("caching_allocator"), py::arg("copy_engines"));
   m.def("enabled", &enabled);
+  m.def("reserve", &reserve, py::arg("devices"), py::arg("run_backward"));
   m.def("set_checker", [](std::string const& mode) { runtime().set_checker(parse_checker(mode)); }, py::arg("mode"));
   m.def("inject", &inject, py::arg("kind"), py::kw_only(), py::arg("after"), py::arg("count"), py::arg("device"),
         py::arg("above"), py::arg("factor"), py::arg("extra_seconds"), py::arg("sticky"));

@@ -13,10 +13,12 @@ void init_device(py::module_& m) {
   m.def("device_count", [] { return static_cast<int>(device_count()); });
   m.def("current_device", [] { return static_cast<int>(current_device()); });
   m.def(
-      "exchange_device", [](int index) { return static_cast<int>(exchange_device(static_cast<c10::DeviceIndex>(index))); },
+      "exchange_device",
+      [](int index) { return static_cast<int>(exchange_device(static_cast<c10::DeviceIndex>(index))); },
       py::arg("index"));
-  m.def("current_stream_id", [](int device) { return current_stream(static_cast<c10::DeviceIndex>(device)).id; },
-        py::arg("device"));
+  m.def(
+      "current_stream_id", [](int device) { return current_stream(static_cast<c10::DeviceIndex>(device)).id; },
+      py::arg("device"));
   m.def(
       "set_stream", [](int device, std::int64_t id) { exchange_stream({.device = device, .id = id}); },
       py::arg("device"), py::arg("id"));
@@ -30,8 +32,9 @@ void init_device(py::module_& m) {
       },
       py::arg("device"));
   m.def("reset_peak_stats", [](int device) { runtime().reset_peak_stats(device); }, py::arg("device"));
-  m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); },
-        py::arg("device"));
+  m.def(
+      "default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); },
+      py::arg("device"));
   m.def("empty_host_cache", [] { runtime().empty_pinned_cache(); });
   m.def("profile_json", [](int device) { return sim::to_json(runtime().profile(device)); }, py::arg("device"));
   m.def("profile_name", [](int device) { return runtime().profile(device).name; }, py::arg("device"));

@@ -1,12 +1,12 @@
 // scaled_dot_product_attention at a fused kernel's memory: no matrix of scores on the device.
 //
-// Where the CPU has a flash kernel it is used, over the same bytes. For the rest (grouped heads, three dimensions, a mask
-// that wants a gradient) the scores are made in host scratch that the device does not pay for. Dropout takes the
+// Where the CPU has a flash kernel it is used, over the same bytes. For the rest (three dimensions, a mask that wants a
+// gradient) the scores are made in host scratch that the device does not pay for. Dropout takes the
 // unfused path, as it does on the CPU.
-#include <ATen/ops/_fused_sdp_choice.h>
-#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
 
 #include <cmath>
 #include <limits>
@@ -29,13 +29,11 @@ std::int64_t choose(at::Tensor const& query, at::Tensor const& key, at::Tensor c
     return math;
   }
   bool const mask_wants_grad = mask.has_value() && mask->defined() && mask->requires_grad();
-  bool const same_heads = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) &&
-                          query.size(1) == value.size(1);
-  if (same_heads && !mask_wants_grad) {
+  if (!mask_wants_grad) {
     std::optional<at::Tensor> const mask_shape =
         mask.has_value() && mask->defined() ? std::optional(shape_alias(*mask)) : std::nullopt;
-    std::int64_t const host = at::_fused_sdp_choice(shape_alias(query), shape_alias(key), shape_alias(value), mask_shape,
-                                                    dropout, causal, scale, grouped);
+    std::int64_t const host = at::_fused_sdp_choice(shape_alias(query), shape_alias(key), shape_alias(value),
+                                                    mask_shape, dropout, causal, scale, grouped);
     if (host == static_cast<std::int64_t>(at::SDPBackend::flash_attention)) {
       return host;
     }
@@ -105,9 +103,9 @@ void forward_kernel(c10::OperatorHandle const& /*op*/, c10::DispatchKey /*key*/,
   at::Tensor const& value = arguments[2].toTensor();
   auto const bias = arguments[3].toOptional<at::Tensor>();
   TORCH_CHECK(arguments[4].toDouble() == 0.0, "the simulator's fused attention has no dropout");
-  at::Tensor output = std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, value, bias, 0.0, arguments[5].toBool(), std::nullopt, arguments[7].toOptional<double>(),
-      grouped_heads(query, key)));
+  at::Tensor output = std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, value, bias, 0.0, arguments[5].toBool(), std::nullopt,
+                                             arguments[7].toOptional<double>(), grouped_heads(query, key)));
   auto rows = query.sizes().vec();
   rows.pop_back();
   at::Tensor const none = at::empty({0}, query.options().dtype(at::kLong));
@@ -150,8 +148,8 @@ void register_attention(torch::Library& library) {
                torch::CppFunction::makeFromBoxedFunction<&boxed_operator<&forward_kernel>>());
   library.impl("_scaled_dot_product_fused_attention_overrideable_backward",
                torch::CppFunction::makeFromBoxedFunction<&boxed_operator<&backward_kernel>>());
-  static at::native::RegisterPRIVATEUSE1Dispatch<struct at::native::_fused_sdp_choice_stub_DECLARE_DISPATCH_type> const choice(
-      at::native::_fused_sdp_choice_stub, &choose);
+  static at::native::RegisterPRIVATEUSE1Dispatch<struct at::native::_fused_sdp_choice_stub_DECLARE_DISPATCH_type> const
+      choice(at::native::_fused_sdp_choice_stub, &choose);
 }
 
 }  // namespace noria::simtorch

@@ -1,4 +1,5 @@
-// torch.autocast("sim"): the operators that CUDA runs in lower precision, in float32, or in the widest of their operands.
+// torch.autocast("sim"): the operators that CUDA runs in lower precision, in float32, or in the widest of their
+// operands.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -14,9 +15,7 @@ using at::ScalarType;
 using at::Tensor;
 
 // `m` is what PyTorch's macros call the library.
-void register_policies(torch::Library& m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
+void register_policies(torch::Library& m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 void register_operators(torch::Library& m) {
 #define NORIA_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include "sim/torch/dry_run.h"
@@ -18,6 +19,9 @@ constexpr char const* kDeviceName = "sim";
 
 // Counts configurations, so that a thread forgets streams of an earlier one.
 std::atomic<std::uint64_t> configurations{0};
+
+// What device_count() says before enable(); see reserve().
+std::atomic<int> reserved_devices{0};
 
 struct ThreadState {
   std::uint64_t configuration = 0;
@@ -37,15 +41,17 @@ ThreadState& this_thread() noexcept {
 void refuse_another_backend() {
   std::string const name = c10::get_privateuse1_backend(true);
   bool const renamed = name != "privateuseone" && name != kDeviceName;
-  NORIA_CHECK(!renamed && !at::isPrivateUse1HooksRegistered(), Error,
-              "this process already has the PrivateUse1 backend '" + name +
-                  "', and PyTorch has room for one. Start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0 so that it is not "
-                  "loaded, then enable the simulator");
+  NORIA_CHECK(
+      !renamed && !at::isPrivateUse1HooksRegistered(), Error,
+      "this process already has the PrivateUse1 backend '" + name +
+          "', and PyTorch has room for one. Start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0 so that it is not "
+          "loaded, then enable the simulator");
 }
 
 void register_kernels() {
   // Leaked: unregistering kernels at exit would race with whatever still runs.
-  static auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto& library =
+      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   register_views(library);
   register_storage(library);
   register_copies(library);
@@ -70,9 +76,9 @@ void enable(sim::Config config) {
   static std::mutex mutex;
   static bool registered = false;
   std::lock_guard const lock(mutex);
-  NORIA_CHECK(config.devices.size() <= kMaxDevices, Error,
-              "at most " + std::to_string(kMaxDevices) + " simulated devices, not " +
-                  std::to_string(config.devices.size()));
+  NORIA_CHECK(
+      config.devices.size() <= kMaxDevices, Error,
+      "at most " + std::to_string(kMaxDevices) + " simulated devices, not " + std::to_string(config.devices.size()));
   if (!registered) {
     refuse_another_backend();
   }
@@ -86,13 +92,24 @@ void enable(sim::Config config) {
   }
 }
 
+void reserve(int devices, std::function<void()> const& run_backward) {
+  if (enabled()) {
+    return;
+  }
+  register_guard();
+  reserved_devices = devices;
+  auto const undo =
+      std::unique_ptr<void, void (*)(void*)>(&reserved_devices, [](void* /*unused*/) { reserved_devices = 0; });
+  run_backward();
+}
+
 bool enabled() noexcept { return sim::Runtime::process_if_configured() != nullptr; }
 
 sim::Runtime& runtime() { return sim::Runtime::process(); }
 
 c10::DeviceIndex device_count() noexcept {
   auto const* const runtime = sim::Runtime::process_if_configured();
-  return runtime == nullptr ? c10::DeviceIndex{0} : static_cast<c10::DeviceIndex>(runtime->device_count());
+  return static_cast<c10::DeviceIndex>(runtime == nullptr ? reserved_devices.load() : runtime->device_count());
 }
 
 c10::DeviceIndex current_device() noexcept { return this_thread().device; }

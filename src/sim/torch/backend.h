@@ -4,6 +4,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <functional>
+
 #include "sim/runtime/runtime.h"
 
 namespace noria::simtorch {
@@ -14,6 +16,11 @@ inline constexpr std::size_t kMaxDevices = 16;
 /// Registers the device type "sim" at the first call, and configures the runtime.
 /// Throws noria::Error while device memory is alive, or when the process has another PrivateUse1 backend.
 void enable(sim::Config config);
+
+/// Makes PyTorch believe in `devices` simulated devices while `run_backward` runs one. Its autograd engine makes one
+/// queue per device at the first backward of the process and none later, so after this enable() may come at any time.
+/// Registers the device guard, and nothing else.
+void reserve(int devices, std::function<void()> const& run_backward);
 
 /// True after enable().
 bool enabled() noexcept;

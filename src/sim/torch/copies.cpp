@@ -36,7 +36,8 @@ std::byte* first_byte(at::Tensor const& tensor) {
   // Checked: an evicted weight raises here.
   auto const* const data = static_cast<std::byte const*>(tensor.storage().unsafeGetStorageImpl()->data());
   auto const offset = tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize());
-  return const_cast<std::byte*>(data + offset);  // NOLINT(cppcoreguidelines-pro-type-const-cast): one type for both sides
+  return const_cast<std::byte*>(data +
+                                offset);  // NOLINT(cppcoreguidelines-pro-type-const-cast): one type for both sides
 }
 
 // Values of a dry run: known bytes come along, unknown ones read as poison where there is memory for it.
@@ -97,8 +98,7 @@ void copy_on_device(at::Tensor const& destination, at::Tensor const& source) {
   std::array<sim::Range, 1> const reads{{{reinterpret_cast<void const*>(from.begin), from.size()}}};
   std::array<sim::Range, 1> const writes{{{reinterpret_cast<void const*>(to.begin), to.size()}}};
   // NOLINTEND(performance-no-int-to-ptr)
-  bool const compute =
-      !dry::active() || (dry::known(source) && destination.storage().nbytes() <= sim::kSmallBlock);
+  bool const compute = !dry::active() || (dry::known(source) && destination.storage().nbytes() <= sim::kSmallBlock);
   at::Tensor const target = compute ? cpu_alias(destination) : at::Tensor();
   at::Tensor const origin = compute ? cpu_alias(source) : at::Tensor();
   sim::KernelScope const scope = runtime().begin_kernel(stream, kCopyName, reads, writes);
@@ -114,8 +114,8 @@ void copy_on_device(at::Tensor const& destination, at::Tensor const& source) {
 
 at::Tensor plain(at::Tensor const& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
-// Across devices, elements that are laid out differently go through temporaries. As on CUDA: a blocking copy converts on
-// the host, which costs the device no memory; a non-blocking one on the device, which keeps the host free.
+// Across devices, elements that are laid out differently go through temporaries. As on CUDA: a blocking copy converts
+// on the host, which costs the device no memory; a non-blocking one on the device, which keeps the host free.
 void copy_across(at::Tensor const& destination, at::Tensor const& source, bool non_blocking) {
   if (same_bytes(destination, source)) {
     if (on_sim(destination) && on_sim(source)) {

@@ -127,10 +127,11 @@ void copy_knowledge(void const* to, void const* from, std::size_t bytes) {
 }
 
 void refuse(std::string_view operation) {
-  TORCH_CHECK(false, operation,
-              " needs the values of a tensor that this dry run of the simulator did not compute. A dry run knows shapes, "
-              "and values only of tensors up to 1 MiB made from known ones. Run without dry=True, or keep this step on "
-              "the host");
+  TORCH_CHECK(
+      false, operation,
+      " needs the values of a tensor that this dry run of the simulator did not compute. A dry run knows shapes, "
+      "and values only of tensors up to 1 MiB made from known ones. Run without dry=True, or keep this step on "
+      "the host");
 }
 
 }  // namespace noria::simtorch::dry

@@ -33,11 +33,12 @@ void register_fallback() {
   // Leaked, as all registrations are.
   static auto& any = *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   any.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // These have composite kernels, which outrank a fallback: a convolution that looks for a vendor's, and norms taken apart
-  // into many kernels where every accelerator has one.
-  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  for (char const* name : {"convolution", "convolution_backward", "native_layer_norm", "native_group_norm", "mish_backward",
-                           "native_channel_shuffle"}) {
+  // These have composite kernels, which outrank a fallback: a convolution that looks for a vendor's, and norms taken
+  // apart into many kernels where every accelerator has one.
+  static auto& aten =
+      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (char const* name : {"convolution", "convolution_backward", "native_layer_norm", "native_group_norm",
+                           "mish_backward", "native_channel_shuffle"}) {
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
 }

@@ -28,8 +28,8 @@ void boxed_operator(c10::OperatorHandle const& op, torch::jit::Stack* stack) {
   run_on_host(op, stack, kKernel);
 }
 
-/// The thread's state while a CPU kernel runs in place of a device kernel: no autograd, no version counters, no operator
-/// callbacks, since the device's user sees one kernel and not what it is made of.
+/// The thread's state while a CPU kernel runs in place of a device kernel: no autograd, no version counters, no
+/// operator callbacks, since the device's user sees one kernel and not what it is made of.
 class HostKernelScope {
  private:
   c10::InferenceMode inference_;

@@ -44,13 +44,13 @@ class SimGuard final : public c10::impl::DeviceGuardImplInterface {
     return to_torch(exchange_stream(from_torch(stream)));
   }
   bool queryStream(c10::Stream const& stream) const override { return runtime().query_stream(from_torch(stream)); }
-  void synchronizeStream(c10::Stream const& stream) const override {
-    runtime().synchronize_stream(from_torch(stream));
-  }
+  void synchronizeStream(c10::Stream const& stream) const override { runtime().synchronize_stream(from_torch(stream)); }
   void synchronizeDevice(c10::DeviceIndex index) const override {
     runtime().synchronize_device(index < 0 ? current_device() : index);
   }
-  void* getStreamNativeHandle(c10::Stream stream) const override { return as_handle(static_cast<sim::EventId>(stream.id())); }
+  void* getStreamNativeHandle(c10::Stream stream) const override {
+    return as_handle(static_cast<sim::EventId>(stream.id()));
+  }
 
   void record(void** event, c10::Stream const& stream, c10::DeviceIndex index, c10::EventFlag flag) const override {
     if (*event == nullptr) {

@@ -55,8 +55,6 @@ c10::Allocator* host_allocator() {
   return &allocator;
 }
 
-void register_host_allocator() {
-  at::setHostAllocator(kSimDevice, static_cast<at::HostAllocator*>(host_allocator()));
-}
+void register_host_allocator() { at::setHostAllocator(kSimDevice, static_cast<at::HostAllocator*>(host_allocator())); }
 
 }  // namespace noria::simtorch

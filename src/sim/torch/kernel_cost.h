@@ -18,6 +18,7 @@ struct Flops {
 /// Matrix products and convolutions count a multiply and an add as two; attention counts its two products, its
 /// backward five (FlashAttention-2, arXiv 2307.08691, section 4.1), causal masks half of either. Everything else counts
 /// nothing: it is bound by its bytes.
-Flops count_flops(OperatorInfo const& info, std::span<c10::IValue const> arguments, std::span<c10::IValue const> results);
+Flops count_flops(OperatorInfo const& info, std::span<c10::IValue const> arguments,
+                  std::span<c10::IValue const> results);
 
 }  // namespace noria::simtorch

@@ -26,7 +26,8 @@ void for_each_tensor(c10::IValue const& value, Visit&& visit) {
 }
 
 bool holds_tensors(ArgumentKind kind) {
-  return kind == ArgumentKind::kTensor || kind == ArgumentKind::kTensorList || kind == ArgumentKind::kOptionalTensorList;
+  return kind == ArgumentKind::kTensor || kind == ArgumentKind::kTensorList ||
+         kind == ArgumentKind::kOptionalTensorList;
 }
 
 sim::ComputeType compute_type(c10::ScalarType dtype) {
@@ -112,9 +113,9 @@ void OperatorCall::check_devices() const {
         return;
       }
       bool const host_operand = tensor.is_cpu() && !argument.written && (tensor.dim() == 0 || info_.takes_cpu_operands);
-      TORCH_CHECK(host_operand, "Expected all tensors to be on the same device, but found at least two devices, ", common,
-                  " and ", tensor.device(), "! (when checking argument for argument ", op_.schema().arguments()[i].name(),
-                  " in method ", info_.name, ")");
+      TORCH_CHECK(host_operand, "Expected all tensors to be on the same device, but found at least two devices, ",
+                  common, " and ", tensor.device(), "! (when checking argument for argument ",
+                  op_.schema().arguments()[i].name(), " in method ", info_.name, ")");
     });
   }
 }
@@ -274,7 +275,8 @@ void OperatorCall::settle_written(Target target) {
   }
 }
 
-// An `out=` operand that the kernel resized has another storage or another shape than the simulated tensor it stands for.
+// An `out=` operand that the kernel resized has another storage or another shape than the simulated tensor it stands
+// for.
 void OperatorCall::settle(Operand const& operand, Target target) {
   at::Tensor const& tensor = *operand.tensor;
   auto* const ours = tensor.storage().unsafeGetStorageImpl();
@@ -347,7 +349,8 @@ at::Tensor OperatorCall::wrap_fresh(at::Tensor const& result, Target target) {
       return sim_tensor(ours, result);
     }
   }
-  c10::DataPtr data = target == Target::kCpu ? adopt_on(stream_, result.storage()) : allocate_on(stream_, theirs->nbytes());
+  c10::DataPtr data =
+      target == Target::kCpu ? adopt_on(stream_, result.storage()) : allocate_on(stream_, theirs->nbytes());
   if (data.get() != nullptr) {
     fresh_.push_back({data.get(), theirs->nbytes()});
   }

@@ -15,15 +15,16 @@ namespace {
 // `self` of these is written whole and not read.
 bool overwrites_self(std::string_view base) {
   static std::unordered_set<std::string_view> const names{
-      "fill_",       "zero_",      "copy_", "normal_",     "uniform_",     "random_", "bernoulli_",
-      "exponential_", "log_normal_", "cauchy_", "geometric_", "_index_put_impl_never"};
+      "fill_",      "zero_",        "copy_",       "normal_", "uniform_",   "random_",
+      "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_", "_index_put_impl_never"};
   return names.contains(base);
 }
 
 // CUDA accepts index tensors that live on the CPU for these, and moves them.
 bool takes_cpu_operands(std::string_view base) {
-  static std::unordered_set<std::string_view> const names{"index", "index_put", "index_put_", "_index_put_impl_",
-                                                          "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence"};
+  static std::unordered_set<std::string_view> const names{
+      "index",         "index_put",         "index_put_",           "_index_put_impl_",
+      "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence"};
   return names.contains(base);
 }
 

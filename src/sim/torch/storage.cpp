@@ -32,8 +32,8 @@ class DeviceScope {
 };
 
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pinned) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!layout.has_value() || *layout == c10::kStrided, "the simulated device has strided tensors only, not ",
-                              *layout);
+  TORCH_CHECK_NOT_IMPLEMENTED(!layout.has_value() || *layout == c10::kStrided,
+                              "the simulated device has strided tensors only, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
@@ -67,7 +67,8 @@ at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<c10::ScalarTy
   DeviceScope const scope(device);
   auto const sizes = C10_AS_INTARRAYREF_SLOW(size);
   auto const type = type_or_default(dtype);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type)),
+  c10::Storage storage(c10::Storage::use_byte_size_t(),
+                       at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type)),
                        c10::DataPtr(nullptr, sim_device(current_device())), device_allocator(), false);
   at::Tensor zeros = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), kSimKeys.add(c10::DispatchKey::ZeroTensor), c10::scalarTypeToTypeMeta(type));

@@ -43,7 +43,8 @@ at::Tensor alias_over(at::Tensor const& tensor, void* data, c10::Device device, 
                       c10::DispatchKey key, std::size_t nbytes) {
   // Resizable, so that a kernel may grow an `out=` operand; the caller then finds another pointer and adopts it.
   c10::Storage storage(c10::Storage::use_byte_size_t(), nbytes, c10::DataPtr(data, device), allocator, true);
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), tensor.dtype());
+  at::Tensor alias =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), tensor.dtype());
   copy_geometry(tensor, *alias.unsafeGetTensorImpl());
   copy_bits(tensor, alias);
   return alias;
@@ -64,7 +65,8 @@ at::Tensor shape_alias(at::Tensor const& tensor) {
   if (!on_sim(tensor)) {
     return tensor;
   }
-  return alias_over(tensor, nullptr, c10::kCPU, c10::GetCPUAllocator(), c10::DispatchKey::CPU, tensor.storage().nbytes());
+  return alias_over(tensor, nullptr, c10::kCPU, c10::GetCPUAllocator(), c10::DispatchKey::CPU,
+                    tensor.storage().nbytes());
 }
 
 at::Tensor meta_alias(at::Tensor const& tensor) {
@@ -104,7 +106,8 @@ ByteRange byte_range(at::Tensor const& tensor) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
   auto const itemsize = static_cast<std::int64_t>(tensor.itemsize());
-  auto const first = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(tensor.storage_offset() * itemsize);
+  auto const first =
+      reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(tensor.storage_offset() * itemsize);
   return {first, first + static_cast<std::uintptr_t>((last + 1) * itemsize)};
 }
 

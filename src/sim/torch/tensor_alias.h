@@ -11,9 +11,9 @@ inline bool on_sim(at::Tensor const& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
-/// A CPU tensor over the bytes of `tensor`, with its shape, strides, conj and neg bits. It owns nothing: the caller keeps
-/// `tensor` alive. Raises what the storage raises when its bytes are not there (an evicted weight), unless the tensor
-/// has no elements. Tensors that are not on the simulated device come back as they are.
+/// A CPU tensor over the bytes of `tensor`, with its shape, strides, conj and neg bits. It owns nothing: the caller
+/// keeps `tensor` alive. Raises what the storage raises when its bytes are not there (an evicted weight), unless the
+/// tensor has no elements. Tensors that are not on the simulated device come back as they are.
 at::Tensor cpu_alias(at::Tensor const& tensor);
 
 /// The same with no bytes behind it: for view operators, which look at shapes only and must not need the bytes.

@@ -4,8 +4,8 @@
 #include <ATen/TensorUtils.h>
 #include <torch/library.h>
 
-#include "sim/torch/registration.h"
 #include "sim/torch/operator_info.h"
+#include "sim/torch/registration.h"
 #include "sim/torch/tensor_alias.h"
 
 namespace noria::simtorch {
@@ -29,9 +29,10 @@ void check_fits(at::Tensor const& self, c10::IntArrayRef sizes, c10::IntArrayRef
     return;
   }
   std::size_t const offset_bytes = static_cast<std::size_t>(offset) * self.itemsize();
-  TORCH_CHECK(offset >= 0 && needed + offset_bytes <= self.storage().nbytes(), "setStorage: sizes ", sizes, ", strides ",
-              strides, ", storage offset ", offset, ", and itemsize ", self.itemsize(), " requiring a storage size of ",
-              needed + offset_bytes, " are out of bounds for storage of size ", self.storage().nbytes());
+  TORCH_CHECK(offset >= 0 && needed + offset_bytes <= self.storage().nbytes(), "setStorage: sizes ", sizes,
+              ", strides ", strides, ", storage offset ", offset, ", and itemsize ", self.itemsize(),
+              " requiring a storage size of ", needed + offset_bytes, " are out of bounds for storage of size ",
+              self.storage().nbytes());
 }
 
 at::Tensor as_strided(at::Tensor const& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -47,9 +48,10 @@ at::Tensor as_strided(at::Tensor const& self, c10::SymIntArrayRef size, c10::Sym
 at::Tensor view(at::Tensor const& self, c10::SymIntArrayRef size) {
   at::DimVector const sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(size), self.numel());
   auto const strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);
-  TORCH_CHECK(strides.has_value(),
-              "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
-              "contiguous subspaces). Use .reshape(...) instead.");
+  TORCH_CHECK(
+      strides.has_value(),
+      "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+      "contiguous subspaces). Use .reshape(...) instead.");
   return over_same_storage(self, sizes, *strides, self.storage_offset());
 }
 

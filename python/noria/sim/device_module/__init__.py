@@ -60,6 +60,7 @@ from noria.sim.device_module.streams import (
 )
 
 OutOfMemoryError = torch.OutOfMemoryError
+_initialized = True  # torch.utils.checkpoint keeps the random state only of devices that say so.
 
 __all__ = [
     "DeviceProperties",
@@ -67,6 +68,7 @@ __all__ = [
     "OutOfMemoryError",
     "Stream",
     "StreamContext",
+    "_initialized",
     "_is_in_bad_fork",
     "current_device",
     "current_stream",
