@@ -36,6 +36,8 @@ target_include_directories(torch::torch SYSTEM INTERFACE ${TorchWheel_ROOT}/incl
                                                          ${TorchWheel_ROOT}/include/torch/csrc/api/include)
 target_link_directories(torch::torch INTERFACE ${TorchWheel_ROOT}/lib)
 target_link_libraries(torch::torch INTERFACE c10 torch_cpu torch)
+# The wheels are release builds: without NDEBUG some of PyTorch's classes have more members in our code than in theirs.
+target_compile_definitions(torch::torch INTERFACE NDEBUG)
 target_compile_definitions(torch::torch INTERFACE NORIA_TORCH_VERSION="${TorchWheel_VERSION}"
                                                   NORIA_TORCH_MINOR="${TorchWheel_MINOR}")
 if(NOT torch_cxx11_abi)

@@ -25,6 +25,10 @@ from noria.errors import (  # noqa: E402
 
 if _TYPE_CHECKING:
     from noria import conformance
+    from noria.errors import is_evicted_error
+    from noria.group_offloading import apply_group_offloading, remove_group_offloading
+    from noria.loading import load
+    from noria.offloading import Offload, Status, offload
     from noria.device import (
         TorchDeviceBackend,
         device_backends,
@@ -36,12 +40,19 @@ if _TYPE_CHECKING:
 
 # Imported at their first use, so that `import noria` stays light: name to module, "" for a module itself.
 _LAZY = {
+    "Offload": "noria.offloading",
+    "Status": "noria.offloading",
     "TorchDeviceBackend": "noria.device",
+    "apply_group_offloading": "noria.group_offloading",
     "conformance": "",
     "device_backends": "noria.device",
     "empty_device_cache": "noria.device",
     "get_device": "noria.device",
+    "is_evicted_error": "noria.errors",
+    "load": "noria.loading",
+    "offload": "noria.offloading",
     "register_device_backend": "noria.device",
+    "remove_group_offloading": "noria.group_offloading",
     "synchronize": "noria.device",
 }
 
@@ -50,16 +61,23 @@ __all__ = [
     "Error",
     "EvictedWeightError",
     "IntegrityError",
+    "Offload",
     "PlanError",
+    "Status",
     "StorageError",
     "TorchDeviceBackend",
     "UnsupportedOperation",
     "__version__",
+    "apply_group_offloading",
     "conformance",
     "device_backends",
     "empty_device_cache",
     "get_device",
+    "is_evicted_error",
+    "load",
+    "offload",
     "register_device_backend",
+    "remove_group_offloading",
     "synchronize",
 ]
 

@@ -33,6 +33,6 @@ def resolve_bytes(amount: int | str, free_bytes: int, argument: str) -> int:
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of `device`, bytes."""
-    from noria.devices import TorchDeviceBackend
+    from noria.device import TorchDeviceBackend
 
     return int(TorchDeviceBackend(device).mem_get_info()[0])

