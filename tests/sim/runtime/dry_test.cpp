@@ -11,19 +11,19 @@ using namespace noria::literals;
 Config dry() {
   Config dry = config();
   dry.dry = true;
-  dry.devices[0].memory_bytes = Bytes{1} << 40U;
+  dry.devices[0].memory_bytes = 2 * kHuge;
   return dry;
 }
 
 TEST(Dry, LargeMemoryOfAnySizeIsAddressesOnly) {
   Runtime runtime(dry());
-  DeviceBytes const device(runtime, Bytes{1} << 39U);
-  void* const pinned = runtime.allocate_pinned(Bytes{1} << 38U);
-  void* const pageable = runtime.reserve_host(Bytes{1} << 38U);
+  DeviceBytes const device(runtime, kHuge);
+  void* const pinned = runtime.allocate_pinned(kHuge / 2);
+  void* const pageable = runtime.reserve_host(kHuge / 2);
   EXPECT_FALSE(runtime.is_real(device.data()));
   EXPECT_FALSE(runtime.is_real(pinned));
   EXPECT_FALSE(runtime.is_real(pageable));
-  EXPECT_EQ(runtime.stats(0).allocated, Bytes{1} << 39U);
+  EXPECT_EQ(runtime.stats(0).allocated, kHuge);
   runtime.free_pinned(pinned);
   runtime.release_reserved_host(pageable);
 }

@@ -202,10 +202,10 @@ TEST(Memory, AdoptedMemoryIsAccountedAndChecked) {
 }
 
 TEST(Memory, LargeFreshBlocksCostNoRealMemoryUntilWritten) {
-  Runtime runtime(sized(Bytes{1} << 40U));
-  DeviceBytes const huge(runtime, Bytes{1} << 38U);
+  Runtime runtime(sized(2 * kHuge));
+  DeviceBytes const huge(runtime, kHuge / 4);
   EXPECT_EQ(huge[0], kPoisonByte);
-  EXPECT_EQ(huge[(Bytes{1} << 38U) - 1], kPoisonByte);
+  EXPECT_EQ(huge[kHuge / 4 - 1], kPoisonByte);
 }
 
 TEST(Memory, ConfiguringAnewWaitsForMemoryToBeGone) {

@@ -16,6 +16,13 @@ inline constexpr Nanoseconds kSync = 300;
 inline constexpr Nanoseconds kEvent = 100;
 inline constexpr Nanoseconds kAlloc = 50000;
 
+/// More than a test machine has. Under the thread sanitizer a process has few addresses, so there it is less.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr Bytes kHuge = Bytes{1} << 35U;
+#else
+inline constexpr Bytes kHuge = Bytes{1} << 39U;
+#endif
+
 /// 1 byte/ns to the device, 1/2 back, 1/4 pageable, 10 in memory; 1000 float32 operations per ns.
 inline Profile round_profile() {
   Profile profile;
