@@ -100,7 +100,7 @@ World::CopyPlan World::plan_copy(void const* destination, void const* source, By
   plan.real = is_real(destination) && is_real(source);
   int const back = config_.copy_engines == 2 ? 1 : 0;
   if (kind == CopyKind::kDeviceToDevice) {
-    bool const local = *to == *from;
+    bool const local = to == from;
     plan.kind = local ? SpanKind::kCopyD2D : SpanKind::kCopyPeer;
     plan.engine = local ? -1 : back;
     plan.bytes_per_second = device.profile.peer_bytes_per_second;
