@@ -10,6 +10,7 @@
 #include "bindings/topics.h"
 #include "engine/blocking.h"
 #include "engine/net.h"
+#include "engine/omission.h"
 #include "engine/tensor_table.h"
 #include "format/shard_set.h"
 

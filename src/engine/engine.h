@@ -249,6 +249,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void apply_resize();
   void replan_if_learned();
   void end_uses_from(std::size_t first) noexcept;
+  void finish_entry() noexcept;
   void read_stalls();
   Event timing_event();
   void note_slice(plan::GroupIndex group, char const* row, Event begin, c10::Stream stream);

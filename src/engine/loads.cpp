@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "engine/blocking.h"
 #include "engine/engine.h"
+#include "engine/omission.h"
 
 namespace noria {
 
@@ -89,7 +90,7 @@ void Engine::copy_in(plan::GroupIndex index) {
   GroupState& group = groups_[index];
   std::byte* const target = device_address(index);
   c10::Stream const stream = async_ ? *in_stream_ : backend_.current_stream();
-  if (async_ && group.written_back.recorded()) {
+  if (async_ && group.written_back.recorded() && keeps(Ordering::kWriteBackBeforeReload)) {
     group.written_back.block(stream);
   }
   Event begin;
@@ -156,10 +157,10 @@ void Engine::vacate(plan::GroupIndex index) {
     close_pages(index);
   }
   if (async_) {
-    for (std::size_t i = 0; i < group.marks_in_use; ++i) {
+    for (std::size_t i = 0; i < group.marks_in_use && keeps(Ordering::kUsesBeforeLoad); ++i) {
       group.marks[i].event.block(*in_stream_);
     }
-    if (group.written_back.recorded()) {
+    if (group.written_back.recorded() && keeps(Ordering::kWriteBackBeforeLoad)) {
       group.written_back.block(*in_stream_);
     }
   }
@@ -185,7 +186,7 @@ void Engine::write_back(plan::GroupIndex index) {
         mark_free(index, user);
       }
     }
-    for (std::size_t i = 0; i < group.marks_in_use; ++i) {
+    for (std::size_t i = 0; i < group.marks_in_use && keeps(Ordering::kUsesBeforeWriteBack); ++i) {
       group.marks[i].event.block(stream);
     }
   }
@@ -197,8 +198,11 @@ void Engine::write_back(plan::GroupIndex index) {
   for (plan::PageIndex p : group.pages) {
     Page& page = *pages_[p];
     if (page.alive() && page.dirty()) {
-      backend_.copy_to_host(group.home.block()->data() + page.offset(), source + page.offset(), page.bytes(), stream);
       page.clean();
+      if (!keeps(Ordering::kWriteBack)) {
+        continue;
+      }
+      backend_.copy_to_host(group.home.block()->data() + page.offset(), source + page.offset(), page.bytes(), stream);
       bytes_out_ += page.bytes();
     }
   }
@@ -230,8 +234,11 @@ void Engine::prefetch() {
   // Far enough to see past residents to the next streamed groups.
   std::array<plan::GroupIndex, 64> upcoming{};
   std::size_t count = order_.upcoming(upcoming);
+  std::vector<plan::GroupIndex> sooner;
   if (count == 0 && order_.uses() <= groups_.size()) {
-    // The first pass: the order in which the model declares its modules is the best guess there is.
+    // The first pass: the order in which the model declares its modules is the best guess there is, and that the group
+    // used last may be used again at once.
+    sooner.push_back(*last_group_);
     for (plan::GroupIndex g = *last_group_ + 1; g < groups_.size() && count < upcoming.size(); ++g) {
       upcoming[count++] = g;
     }
@@ -239,7 +246,6 @@ void Engine::prefetch() {
   // Loads that nobody waits for yet; more would only delay one that a surprise needs at once.
   constexpr std::size_t kMostAhead = 16;
   std::size_t ahead = 0;
-  std::vector<plan::GroupIndex> sooner;
   for (std::size_t i = 0; i < count; ++i) {
     plan::GroupIndex const g = upcoming[i];
     if (groups_[g].place == Place::kLoaded) {

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "engine/blocking.h"
 #include "engine/engine.h"
+#include "engine/omission.h"
 
 namespace noria {
 namespace {
@@ -94,8 +95,26 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
   t_uses.erase(std::next(found).base());
   auto const lock = lock_politely(mutex_);
   release(use.single);
-  users_ -= uses_of(id_) == 0 ? 1 : 0;
+  if (uses_of(id_) == 0) {
+    --users_;
+    finish_entry();  // no hook will
+  }
   released_.notify_all();
+}
+
+void Engine::finish_entry() noexcept {
+  try {
+    if (users_ == 0) {
+      if (resize_to_) {
+        apply_resize();
+      }
+      replan_if_learned();
+    }
+    prefetch();
+  } catch (std::exception const& error) {
+    // The group that needs the bytes meets the same error again, and its caller sees it.
+    log(LogLevel::kDebug, std::string("loading ahead failed: ") + error.what());
+  }
 }
 
 void Engine::reclaim(std::size_t keep) noexcept {
@@ -108,33 +127,20 @@ void Engine::reclaim(std::size_t keep) noexcept {
 }
 
 void Engine::end_uses_from(std::size_t first) noexcept {
-  try {
-    auto const lock = lock_politely(mutex_);
-    for (std::size_t i = t_uses.size(); i-- > first;) {
-      if (t_uses[i].engine == id_) {
-        for (plan::GroupIndex group : groups_of(t_uses[i])) {
-          release(group);
-        }
-        t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
+  auto const lock = lock_politely(mutex_);
+  for (std::size_t i = t_uses.size(); i-- > first;) {
+    if (t_uses[i].engine == id_) {
+      for (plan::GroupIndex group : groups_of(t_uses[i])) {
+        release(group);
       }
+      t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    if (uses_of(id_) == 0) {
-      --users_;
-    }
-    if (users_ == 0) {
-      if (resize_to_) {
-        apply_resize();
-      }
-      replan_if_learned();
-    }
-    if (!stopped_) {
-      prefetch();
-    }
-    released_.notify_all();
-  } catch (std::exception const& error) {
-    // The group that needs the bytes meets the same error again, and its caller sees it.
-    log(LogLevel::kDebug, std::string("loading ahead failed: ") + error.what());
   }
+  if (uses_of(id_) == 0) {
+    --users_;
+  }
+  finish_entry();
+  released_.notify_all();
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
@@ -162,8 +168,10 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   bool demanded = false;
   try {
     for (plan::GroupIndex group : groups) {
-      order_.record(group);
-      last_group_ = group;
+      if (last_group_ != group) {
+        order_.record(group);
+        last_group_ = group;
+      }
       if (groups_[group].place != Place::kLoaded) {
         demanded = true;
       }
@@ -283,13 +291,15 @@ void Engine::wait_ready(plan::GroupIndex index, c10::Stream stream) {
   if (backend_.capabilities().event_timing) {
     StallProbe probe{.group = index, .before = timing_event(), .after = timing_event()};
     probe.before.record(stream);
-    group.ready.block(stream);
+    if (keeps(Ordering::kReady)) {
+      group.ready.block(stream);
+    }
     probe.after.record(stream);
     probes_.push_back(std::move(probe));
     if (probes_.size() > 256) {
       read_stalls();
     }
-  } else {
+  } else if (keeps(Ordering::kReady)) {
     group.ready.block(stream);
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -134,7 +135,8 @@ def choose_device(arguments: argparse.Namespace) -> tuple[torch.device, Any]:
     if wanted is not None and wanted.split(":")[0] == "sim":
         import noria.sim
 
-        return torch.device(wanted if ":" in wanted else "sim:0"), noria.sim.enable(profile=arguments.profile)
+        sim = noria.sim.enable(profile=arguments.profile)
+        return torch.device(wanted if ":" in wanted else "sim:0"), sim
     import noria
 
     return noria.TorchDeviceBackend(wanted).device, None
@@ -180,7 +182,12 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         report.resident_seconds = min(seconds)
         del whole
 
-    handle = noria.load(model, folder, device, budget=budget, granularity="auto")
+    if device.type == "cpu":
+        handle = noria.load(model, folder, device, budget=budget)
+    else:
+        with quiet_libraries():
+            model = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+        handle = noria.offload(model, device, budget=budget)
     with contextlib.ExitStack() as stack:
         if arguments.trace is not None:
             stack.enter_context(handle.trace(arguments.trace))
@@ -233,12 +240,20 @@ def measure(work: Callable[[], torch.Tensor], clock: Clock, times: int) -> tuple
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """transformers reports its own loading; ours is the report."""
-    from transformers.utils import logging
+    """transformers and what it imports report their own loading; ours is the report."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    yield
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def show(report: Report, console: Console) -> None:
