@@ -71,7 +71,7 @@ std::size_t FaultyEngine::submit(std::span<ReadOp const> operations) {
 }
 
 void FaultyEngine::hold(ReadCompletion const& inner) {
-  Struck const struck = *std::exchange(slots_[inner.tag], std::nullopt);
+  Struck const struck = std::exchange(slots_[inner.tag], std::nullopt).value();
   std::int64_t result = inner.result;
   if (struck.at_most && result > 0) {
     std::int64_t const reported = *struck.at_most == 0 ? 0 : shortened(result, *struck.at_most);

@@ -26,7 +26,7 @@ class OwnerFinder {
         children_[modules_[i].parent].push_back(i);
       }
     }
-    for (ModuleIndex i = static_cast<ModuleIndex>(modules_.size()); i-- > 0;) {
+    for (auto i = static_cast<ModuleIndex>(modules_.size()); i-- > 0;) {
       bool const has_blocks = is_block_list(i);
       holds_list_[i] = has_blocks || std::ranges::any_of(children_[i], [&](ModuleIndex c) { return holds_list_[c]; });
     }

@@ -76,7 +76,7 @@ std::size_t UseOrder::upcoming(std::span<GroupIndex> out) const {
     return 0;
   }
   // Past the present the expectation is its own continuation: position `end_` is what `match_` says, and so on.
-  std::size_t const period = static_cast<std::size_t>(end_ - match_);
+  auto const period = static_cast<std::size_t>(end_ - match_);
   for (std::size_t i = 0; i < out.size(); ++i) {
     std::uint64_t const position = match_ + (i % period);
     if (!held(position)) {

@@ -35,10 +35,11 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
       begins.push_back(range.begin - bytes);
     }
   }
-  std::sort(begins.begin(), begins.end());
-  begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+  std::ranges::sort(begins);
+  auto const repeated = std::ranges::unique(begins);
+  begins.erase(repeated.begin(), repeated.end());
   if (side == Side::kHigh) {
-    std::reverse(begins.begin(), begins.end());
+    std::ranges::reverse(begins);
   }
   // With very many ranges (small groups in a ring sized by a large one) the run is not worth computing everywhere.
   bool const weigh_runs = held_.size() <= 64;
@@ -51,7 +52,7 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
     }
     Candidate candidate{.begin = begin};
     bool possible = true;
-    auto first = std::partition_point(held_.begin(), held_.end(), [&](Range const& r) { return r.end <= begin; });
+    auto first = std::ranges::partition_point(held_, [&](Range const& r) { return r.end <= begin; });
     for (auto range = first; range != held_.end() && range->begin < end && possible; ++range) {
       Tenancy const& tenant = tenants[static_cast<std::size_t>(range - held_.begin())];
       possible = !tenant.stays;
@@ -97,7 +98,7 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
     }
     return overlaps;
   });
-  auto const where = std::partition_point(held_.begin(), held_.end(), [&](Range const& r) { return r.begin < end; });
+  auto const where = std::ranges::partition_point(held_, [&](Range const& r) { return r.begin < end; });
   held_.insert(where, Range{.begin = best->begin, .end = end, .group = group});
   return placement;
 }

@@ -131,8 +131,7 @@ class Chooser {
         often.push_back(i);
       }
     }
-    std::stable_sort(often.begin(), often.end(),
-                     [this](GroupIndex a, GroupIndex b) { return groups_[a].uses > groups_[b].uses; });
+    std::ranges::stable_sort(often, [this](GroupIndex a, GroupIndex b) { return groups_[a].uses > groups_[b].uses; });
     for (GroupIndex group : often) {
       if (groups_[group].bytes <= left(plan)) {
         make_resident(plan, group);
