@@ -10,6 +10,14 @@
 #include "io/reader_loop.h"
 
 namespace noria {
+namespace {
+
+template <typename T>
+void leak(std::shared_ptr<T> kept) noexcept {
+  [[maybe_unused]] auto* const forgotten = new std::shared_ptr<T>(std::move(kept));
+}
+
+}  // namespace
 
 ReadTicket::ReadTicket(std::shared_ptr<ReadJob> job, std::shared_ptr<ReaderLoop> loop)
     : job_(std::move(job)), loop_(std::move(loop)) {}
@@ -26,8 +34,16 @@ ReadTicket& ReadTicket::operator=(ReadTicket&& other) noexcept {
 ReadTicket::~ReadTicket() { finish(); }
 
 void ReadTicket::finish() noexcept {
-  // In a forked child the thread that would finish it is not there; the memory is the parent's copy anyway.
-  if (job_ == nullptr || loop_->in_forked_child()) {
+  if (job_ == nullptr) {
+    return;
+  }
+  if (loop_->in_forked_child()) {
+    // The thread that would finish it is not here, and destroying what it waits on would wait for it.
+    leak(std::move(job_));
+    leak(std::move(loop_));
+    return;
+  }
+  if (done()) {
     return;
   }
   cancel();
@@ -64,7 +80,13 @@ void ReadTicket::cancel() const noexcept {
 Reader::Reader(ReaderOptions options) : loop_(std::make_shared<ReaderLoop>(std::move(options))) {}
 
 // The loop itself may live longer, in tickets.
-Reader::~Reader() { loop_->close(); }
+Reader::~Reader() {
+  if (loop_->in_forked_child()) {
+    leak(std::move(loop_));
+    return;
+  }
+  loop_->close();
+}
 
 ReadTicket Reader::start(ReadRequest request) {
   NORIA_CHECK(!loop_->in_forked_child(), Error,

@@ -54,14 +54,7 @@ ReaderLoop::ReaderLoop(ReaderOptions options) : options_(std::move(options)), ow
   }
 }
 
-ReaderLoop::~ReaderLoop() {
-  close();
-  if (in_forked_child()) {
-    // Neither the thread nor what it held exists here in a usable state.
-    thread_.detach();
-    [[maybe_unused]] auto* const leaked = engine_.release();
-  }
-}
+ReaderLoop::~ReaderLoop() { close(); }
 
 bool ReaderLoop::in_forked_child() const noexcept { return ::getpid() != owner_; }
 
@@ -86,9 +79,6 @@ void ReaderLoop::nudge() noexcept {
 }
 
 void ReaderLoop::close() noexcept {
-  if (in_forked_child()) {
-    return;
-  }
   {
     std::lock_guard const lock(mutex_);
     if (std::exchange(closing_, true)) {

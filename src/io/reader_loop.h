@@ -1,4 +1,4 @@
-/// The thread inside a Reader.
+/// The thread inside a Reader. Its owners leak it in a forked child, where the thread is not.
 #pragma once
 
 #include <sys/types.h>
