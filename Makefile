@@ -15,7 +15,7 @@ help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 run: dev ## Builds, then the main job: a model under a budget smaller than its weights (ARGS="--budget 60MiB --json")
-	@.venv/bin/noria run $(ARGS)
+	@$(python) -m noria run $(ARGS)
 
 test: dev ## Every test, with a tenth of the random seeds (ARGS goes to pytest)
 	@$(python) tools/run_tests.py $(ARGS)

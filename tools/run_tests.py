@@ -19,8 +19,8 @@ import reports
 from sources import ENVIRONMENT, ROOT, files
 
 BIN = ROOT / ".venv" / "bin"
-# ctest's line for a test that begins, and for one that passed.
-ROUTINE = re.compile(r"^ +Start +\d+: |^ *\d+/\d+ Test +#\d+: .* Passed ")
+# ctest lines for a test that begins, passed or was skipped; the skipped ones are in the counts.
+ROUTINE = re.compile(r"^ +Start +\d+: |^ *\d+/\d+ Test +#\d+: .*( Passed |\*\*\*Skipped )")
 JOBS = os.environ.get("JOBS", str(os.cpu_count() or 2))
 
 
