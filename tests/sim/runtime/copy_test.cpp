@@ -128,6 +128,19 @@ TEST(Copy, UnorderedOverwriteOfItsSourceShowsInTheValues) {
   EXPECT_TRUE(runtime.races()[0].second.write);
 }
 
+TEST(Copy, FreedSourceIsPoisonedAfterItsCopyWasSaved) {
+  Runtime runtime(config());
+  PinnedBytes const host(runtime, kBytes);
+  void* const device = runtime.allocate(kBytes, {});
+  run(runtime, {}, "fill", {}, {range(device, kBytes)});
+  std::memset(device, 9, kBytes);
+  runtime.copy_async(host.data(), device, kBytes, CopyKind::kDeviceToHost, {});
+  runtime.free(device);
+  EXPECT_EQ(*static_cast<unsigned char*>(device), kPoisonByte);
+  runtime.synchronize_stream({});
+  EXPECT_EQ(host[0], 9);
+}
+
 TEST(Copy, ChainOfCopiesKeepsItsOrder) {
   Runtime runtime(config());
   StreamRef const in = runtime.create_stream(0);
@@ -244,7 +257,7 @@ TEST(Copy, PageableMemoryIsCopiedAtOnceAndBlocksTheHost) {
   CopyResult const in = runtime.copy_async(device.data(), host.data(), kBytes, CopyKind::kHostToDevice, {});
   EXPECT_TRUE(in.pageable);
   EXPECT_EQ(device[0], 3);
-  EXPECT_EQ(runtime.host_clock(), before + kLaunch + kLatency + 4 * 1000 + kSync);
+  EXPECT_EQ(runtime.host_clock(), before + kLaunch + kLatency + 4000 + kSync);
   host.assign(kBytes, 0);
   EXPECT_TRUE(runtime.copy_async(host.data(), device.data(), kBytes, CopyKind::kDeviceToHost, {}).pageable);
   EXPECT_EQ(host[0], 3);

@@ -92,6 +92,19 @@ TEST(Event, RecordingAgainDoesNotMoveEarlierWaiters) {
   EXPECT_THROW(run(runtime, {}, "reads second", {late.all()}, {}), SimRace);
 }
 
+TEST(Event, RecordingOnAnotherStreamForgetsTheFirst) {
+  Runtime runtime(config());
+  StreamRef const a = runtime.create_stream(0);
+  StreamRef const b = runtime.create_stream(0);
+  DeviceBytes const bytes(runtime, 100, a);
+  EventId const event = runtime.create_event(0);
+  run(runtime, a, "write", {}, {bytes.all()});
+  runtime.record_event(event, a);
+  runtime.record_event(event, b);
+  runtime.wait_event(event, {});
+  EXPECT_THROW(run(runtime, {}, "read", {bytes.all()}, {}), SimRace);
+}
+
 TEST(Event, NeverRecordedCountsAsDoneAndIsReportedOnce) {
   Runtime runtime(config());
   EventId const event = runtime.create_event(0);

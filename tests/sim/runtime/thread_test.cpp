@@ -13,11 +13,13 @@ TEST(Threads, EachWithItsOwnStreamDoNotDisturbEachOther) {
   constexpr int kRounds = 200;
   Runtime runtime(config());
   std::vector<StreamRef> streams;
+  streams.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) {
     streams.push_back(runtime.create_stream(0));
   }
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
       StreamRef const stream = streams[static_cast<std::size_t>(i)];
