@@ -11,15 +11,30 @@ import typing
 import torch
 
 __all__: list[str] = [
+    "NO_MODULE",
+    "NO_PAGE",
     "DeviceBackend",
+    "Engine",
     "Event",
+    "Grouping",
+    "HostTensors",
+    "ModuleHook",
+    "ModuleNode",
+    "ShardSet",
+    "TensorTable",
+    "detach_to_home",
     "device_backend",
     "evicted_prefix",
     "format_bytes",
+    "group_of",
+    "is_managed",
     "is_share",
+    "make_groups",
+    "mark_dirty",
     "missing_types",
     "out_of_memory_patterns",
     "parse_byte_amount",
+    "ring_bytes",
     "says_out_of_memory",
     "set_log_sink",
     "torch_minor",
@@ -68,13 +83,132 @@ class Event:
     def record(self, backend: DeviceBackend, stream_id: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def synchronize(self) -> None: ...
 
+class Engine:
+    @staticmethod
+    def create(
+        device: torch.device,
+        budget: typing.SupportsInt | typing.SupportsIndex,
+        table: TensorTable,
+        grouping: Grouping,
+        depth: typing.SupportsInt | typing.SupportsIndex = 2,
+        pin: bool | None = None,
+        pinned_limit: typing.SupportsInt | typing.SupportsIndex = 18446744073709551615,
+        use_streams: bool = True,
+        low_memory: bool = False,
+        verify: bool = False,
+    ) -> Engine: ...
+    def begin(self, module: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def begin_group(self, group: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def detach_to_device(self, page: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def end(self, module: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def end_group(self, group: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def evict_all(self) -> None: ...
+    def flush(self) -> None: ...
+    def give_file_home(
+        self,
+        group: typing.SupportsInt | typing.SupportsIndex,
+        shards: ShardSet,
+        extents: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsInt | typing.SupportsIndex,
+            ]
+        ],
+    ) -> None: ...
+    def give_memory_home(self, group: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def page_alive(self, page: typing.SupportsInt | typing.SupportsIndex) -> bool: ...
+    def resize(self, budget: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def start(self) -> None: ...
+    def start_trace(self) -> None: ...
+    def status(self) -> dict: ...
+    def stop(self) -> None: ...
+    def stop_trace(self) -> list: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def page_count(self) -> int: ...
+
+class ModuleNode:
+    def __init__(
+        self,
+        name: str,
+        parent: typing.SupportsInt | typing.SupportsIndex,
+        list: bool,
+        called: bool,
+        pages: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+
+class Grouping:
+    @property
+    def around(self) -> list[list[int]]: ...
+    @property
+    def group_names(self) -> list[str]: ...
+    @property
+    def group_pages(self) -> list[list[int]]: ...
+    @property
+    def needs(self) -> list[list[int]]: ...
+
+class TensorTable:
+    def __init__(self) -> None: ...
+    def add(self, tensor: torch.Tensor, name: str) -> int: ...
+    def find_pages(self) -> None: ...
+    def manage(self, engine: Engine, index: typing.SupportsInt | typing.SupportsIndex) -> torch.Tensor: ...
+    def page_of(self, index: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+    @property
+    def page_bytes(self) -> list[int]: ...
+
+class ShardSet:
+    @staticmethod
+    def open(path: str, variant: str = "") -> ShardSet: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def tensors(self) -> dict: ...
+
+class HostTensors:
+    def __init__(self) -> None: ...
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """
+        The managed tensor's bytes as a cpu tensor over its host home, current as of now.
+        """
+
+class ModuleHook:
+    def __init__(
+        self,
+        engine: Engine,
+        module: typing.SupportsInt | typing.SupportsIndex,
+        changed: typing.Any,
+        unmoved_kwargs: set,
+    ) -> None: ...
+    def after(self, arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> typing.Any: ...
+    def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> typing.Any: ...
+    def watch(self, registry: dict, key: typing.Any) -> None: ...
+
+def detach_to_home(tensor: torch.Tensor) -> None:
+    """
+    The tensor, on the cpu, goes on with the bytes of its host home.
+    """
+
 def device_backend(device: torch.device) -> DeviceBackend:
     """
     The backend of a device. ValueError where PyTorch's C++ side has none.
     """
 
 def format_bytes(bytes: typing.SupportsInt | typing.SupportsIndex) -> str: ...
+def group_of(tensor: torch.Tensor) -> int: ...
+def is_managed(tensor: torch.Tensor) -> bool: ...
 def is_share(text: str) -> bool: ...
+def make_groups(
+    modules: collections.abc.Sequence[ModuleNode],
+    table: TensorTable,
+    granularity: str,
+    blocks_per_group: typing.SupportsInt | typing.SupportsIndex,
+    block_modules: collections.abc.Sequence[str],
+    split_above_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> Grouping: ...
+def mark_dirty(tensor: torch.Tensor) -> None: ...
 def missing_types(device_type: str) -> list[str]:
     """
     The dtypes that this kind of device is known not to compute with, where it does not describe itself.
@@ -86,10 +220,13 @@ def parse_byte_amount(text: str, free_bytes: typing.SupportsInt | typing.Support
     Bytes that `text` means; a percentage is taken of `free_bytes`.
     """
 
+def ring_bytes(table: TensorTable, grouping: Grouping, depth: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def says_out_of_memory(device_type: str, message: str) -> bool: ...
 def set_log_sink(sink: collections.abc.Callable) -> None: ...
 def usable_device_types() -> list[str]: ...
 
+NO_MODULE: int = 4294967295
+NO_PAGE: int = 4294967295
 __version__: str = "0.1.0"
 evicted_prefix: str = "EvictedWeightError: "
 torch_minor: str = "2.13"

@@ -25,10 +25,6 @@ from noria.errors import (  # noqa: E402
 
 if _TYPE_CHECKING:
     from noria import conformance
-    from noria.errors import is_evicted_error
-    from noria.group_offloading import apply_group_offloading, remove_group_offloading
-    from noria.loading import load
-    from noria.offloading import Offload, Status, offload
     from noria.device import (
         TorchDeviceBackend,
         device_backends,
@@ -37,6 +33,10 @@ if _TYPE_CHECKING:
         register_device_backend,
         synchronize,
     )
+    from noria.errors import is_evicted_error
+    from noria.group_offloading import apply_group_offloading, remove_group_offloading
+    from noria.loading import load
+    from noria.offloading import Offload, Status, offload
 
 # Imported at their first use, so that `import noria` stays light: name to module, "" for a module itself.
 _LAZY = {

@@ -112,7 +112,7 @@ def _cpu_version(tensor: torch.Tensor, hosts: _C.HostTensors, *, own_memory: boo
 
 def _deepcopy(module: Any, memo: dict[int, Any]) -> nn.Module:
     hosts = _C.HostTensors()
-    new: nn.Module = type(module).__new__(type(module))
+    new = copy_new(type(module))
     memo[id(module)] = new
     state = _plain_state(module)
     for slot in own_slots(module):
@@ -136,7 +136,7 @@ def _reduce(module: Any, protocol: int) -> tuple[Any, ...]:
                 if known is None:
                     known = _cpu_version(tensor, offload._host_tensors(), own_memory=False)
                     offload._pickled[id(tensor)] = known
-                tensor = known  # noqa: PLW2901
+                tensor = known
             replaced[key] = tensor
         state[name] = replaced
     return (copy_new, (type(module),), state)
@@ -165,7 +165,7 @@ def _apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: boo
         )
     settings = offload._settings
     offload.remove("cpu")
-    nn.Module._apply(module, fn, recurse)  # type: ignore[no-untyped-call]
+    nn.Module._apply(module, fn, recurse)
     if wanted.device == device:
         settings.enable(offload, dict(zip(offload.root_names, offload.roots, strict=True)))
     return module  # type: ignore[no-any-return]

@@ -154,7 +154,7 @@ class Model:
             if not leaves:
                 continue
             old = slot.tensor
-            inner = {path: tensor for path, tensor in inner_tensors(old)}
+            inner = dict(inner_tensors(old))
             for leaf in leaves:
                 inner[leaf.path] = self.table.manage(engine, leaf.index)
             repoint(slot, rebuild(old, inner))

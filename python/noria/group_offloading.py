@@ -45,7 +45,7 @@ def apply_group_offloading(
         block_modules: names of submodules in which lists count as blocks; default: the module's own
             `_group_offload_block_modules`, else all.
         exclude_kwargs: keyword arguments of the root that stay on their device; default: the module's `_skip_keys`.
-        budget: bytes of weights on the device; default: what Diffusers' call would hold, one group, or two with streams.
+        budget: bytes of weights on the device; default: as Diffusers, one group, or two with streams.
         host_budget: bytes of host memory that may be page-locked.
         trigger: "modules" or "ops".
 

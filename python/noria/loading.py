@@ -43,12 +43,12 @@ def empty_weights() -> Iterator[None]:
     """
     original = nn.Module.register_parameter
 
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        original(module, name, parameter)
-        if parameter is not None and not parameter.is_meta:
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(self, name, param)
+        if param is not None and not param.is_meta:
             with torch.no_grad():
-                module._parameters[name] = nn.Parameter(
-                    torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+                self._parameters[name] = nn.Parameter(
+                    torch.empty_like(param, device="meta"), requires_grad=param.requires_grad
                 )
 
     nn.Module.register_parameter = register  # type: ignore[method-assign]

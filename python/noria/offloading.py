@@ -141,20 +141,21 @@ class Settings:
         """At most this much host memory is page-locked, bytes."""
         available = free_bytes(torch.device("cpu"))
         half = available // 2
-        return half if self.host_budget is None else min(resolve_bytes(self.host_budget, available, "host_budget"), available)
+        return (
+            half
+            if self.host_budget is None
+            else min(resolve_bytes(self.host_budget, available, "host_budget"), available)
+        )
 
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
         model = Model(roots)
         if self.file_homes is not None:
             self.file_homes.check(model)
-        split = 0
-        budget = self.budget if self.budget == "ring" else self.budget_bytes(model)
-        if self.granularity == "auto" and isinstance(budget, int):
-            split = max(budget // 4, 1)
+        fixed = None if self.budget == "ring" else self.budget_bytes(model)
+        split = max(fixed // 4, 1) if self.granularity == "auto" and fixed is not None else 0
         grouping = model.group(self.granularity, self.blocks_per_group, self.block_modules, split)
-        if budget == "ring":
-            budget = _C.ring_bytes(model.table, grouping, 2 if self.use_streams else 1)
+        budget = _C.ring_bytes(model.table, grouping, 2 if self.use_streams else 1) if fixed is None else fixed
         engine = _C.Engine.create(
             self.device,
             budget,
@@ -203,7 +204,8 @@ class Offload:
     @property
     def device(self) -> torch.device:
         """The onload device, with its index."""
-        return self._engine.device
+        device: torch.device = self._engine.device
+        return device
 
     @property
     def roots(self) -> list[nn.Module]:
@@ -272,7 +274,7 @@ class Offload:
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
-        """Writes a Chrome-trace JSON of the calls inside the context: one row per stream, one slice per load and use."""
+        """Writes a Chrome-trace JSON of the calls inside: one row per stream, one slice per load and use."""
         self._check()
         self._engine.start_trace()
         try:
@@ -327,7 +329,7 @@ class Offload:
         return known
 
     def _refresh(self) -> None:
-        """The model has changed: adapters came or went, layers were replaced. Takes it up anew, with the same settings."""
+        """The model has changed (adapters, replaced layers): takes it up anew, with the same settings."""
         roots = dict(zip(self.root_names, self.roots, strict=True))
         settings = self._settings
         self.remove("cpu")
@@ -359,7 +361,7 @@ class Offload:
             self._handles.append(module.register_forward_hook(hook.after, always_call=True))
 
 
-def _C_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:  # noqa: N802
+def _C_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
     from noria._model import inner_tensors
 
     return [leaf for _, leaf in inner_tensors(tensor) if _C.is_managed(leaf)]
@@ -456,7 +458,7 @@ def settings_for(
     disk: str | Path | None = None,
     granularity: str = "auto",
     trigger: str = "modules",
-    training: bool = False,  # noqa: ARG001  accepted: the backward order is learned either way
+    training: bool = False,
     reserve: int | str | None = None,
     verify: bool = False,
     pin: bool | None = None,

@@ -96,6 +96,9 @@ plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorT
 void init_engine(py::module_& m) {
   BlockingRegion::install(&leave_interpreter, &enter_interpreter);
 
+  // Declared before what takes it, so that signatures show its Python name.
+  py::class_<Engine, std::shared_ptr<Engine>> engine_class(m, "Engine");
+
   m.attr("NO_MODULE") = plan::kNoModule;
   m.attr("NO_PAGE") = TensorTable::kNoPage;
 
@@ -162,7 +165,7 @@ void init_engine(py::module_& m) {
         return out;
       });
 
-  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+  engine_class
       .def_static(
           "create",
           [](at::Device device, Bytes budget, TensorTable const& table, plan::Grouping grouping, std::uint32_t depth,

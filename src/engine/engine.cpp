@@ -78,12 +78,12 @@ Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Groupi
 }
 
 Engine::~Engine() {
-  if (started_) {
+  if (counted_by_net_) {
     OperatorNet::remove_engine();
   }
   // Copies may still be running into memory that goes now. At process exit the device may be gone: then it is leaked.
   try {
-    if (arena_ && async_ && !stopped_) {
+    if (arena_ && async_) {
       backend_.synchronize();
     }
   } catch (std::exception const& error) {
@@ -185,7 +185,8 @@ void Engine::start() {
     out_stream_ = backend_.new_stream();
   }
   allocate_arena();
-  started_ = true;
+  running_ = true;
+  counted_by_net_ = true;
   OperatorNet::add_engine();
 }
 
@@ -388,10 +389,7 @@ plan::PageIndex Engine::index_of(Page const& page) const {
 
 void Engine::stop() {
   auto lock = lock_politely(mutex_);
-  if (stopped_) {
-    return;
-  }
-  stopped_ = true;
+  running_ = false;
   for (GroupState& group : groups_) {
     group.place = Place::kEvicted;
     group.open = false;

@@ -139,6 +139,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// As begin, for one group and no module; the operator net's and resident()'s.
   void begin_group(plan::GroupIndex group);
   void end_group(plan::GroupIndex group) noexcept;
+  /// Between start() and stop(): outside, operators on closed pages are none of ours.
+  [[nodiscard]] bool running() const { return running_; }
   /// True when the calling thread holds a use of the group.
   [[nodiscard]] bool in_use_here(plan::GroupIndex group) const;
   /// @}
@@ -229,6 +231,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
   void release(plan::GroupIndex group) noexcept;
+  /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. False when that would
+  /// not help or is not ours to do.
+  bool compact(std::span<plan::GroupIndex const> wanted);
   bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
   [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
                                                 bool demanded);
@@ -280,8 +285,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::size_t waiting_ = 0;
   std::size_t users_ = 0;  // threads with an open use
   std::shared_ptr<HostBlock> staging_;
-  bool stopped_ = false;
-  bool started_ = false;  // counted by the operator net
+  std::atomic<bool> running_{false};  // between start() and stop()
+  bool counted_by_net_ = false;
 
   Bytes bytes_in_ = 0;
   Bytes bytes_out_ = 0;

@@ -68,8 +68,8 @@ class HostHome {
   [[nodiscard]] std::span<MemoryPart const> parts() const { return parts_; }
   [[nodiscard]] Bytes disk_bytes() const;
 
-  /// Fills `group`, as large as the group, from the files and the parts. Blocks. Throws StorageError or IntegrityError; `group` is
-  /// then undefined. Bytes between extents are left as they are.
+  /// Fills `group`, as large as the group, from the files and the parts. Blocks. Throws StorageError or IntegrityError;
+  /// `group` is then undefined. Bytes between extents are left as they are.
   void read_files(std::span<std::byte> group) const;
 
  private:

@@ -228,7 +228,7 @@ void Engine::move_home_to_memory(plan::GroupIndex index) {
 }
 
 void Engine::prefetch() {
-  if (!async_ || stopped_ || !last_group_) {
+  if (!async_ || !running_ || !last_group_) {
     return;
   }
   // Far enough to see past residents to the next streamed groups.

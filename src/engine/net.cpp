@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -17,12 +18,57 @@ thread_local int t_paused = 0;
 
 /// What the net must know of an operator, found once from its schema.
 struct OperatorTraits {
-  bool pure_view = false;
+  bool pure_view = false;    // or looks at no bytes at all
   std::vector<bool> writes;  // per argument
   // Operators that change running statistics when their training argument is true, and do not declare it.
   int training_argument = -1;
   std::vector<int> statistics;
 };
+
+/// Operators that look at a tensor and at none of its bytes; their schemas do not tell.
+bool reads_no_bytes(std::string const& name) {
+  static std::set<std::string> const kNames{"aten::_has_compatible_shallow_copy_type",
+                                            "aten::set_data",
+                                            "aten::data",
+                                            "aten::is_pinned",
+                                            "aten::_is_zerotensor",
+                                            "aten::is_same_size",
+                                            "aten::_version",
+                                            "aten::requires_grad_",
+                                            "aten::retains_grad",
+                                            "aten::retain_grad",
+                                            "aten::output_nr",
+                                            "aten::is_leaf",
+                                            "aten::record_stream",
+                                            "aten::size",
+                                            "aten::stride",
+                                            "aten::numel",
+                                            "aten::dim",
+                                            "aten::sym_size",
+                                            "aten::sym_stride",
+                                            "aten::sym_numel",
+                                            "aten::sym_storage_offset",
+                                            "aten::is_floating_point",
+                                            "aten::is_complex",
+                                            "aten::is_conj",
+                                            "aten::is_neg",
+                                            "aten::is_inference",
+                                            "aten::is_signed",
+                                            "aten::result_type",
+                                            "aten::_nested_tensor_size",
+                                            "aten::empty_like",
+                                            "aten::zeros_like",
+                                            "aten::ones_like",
+                                            "aten::full_like",
+                                            "aten::rand_like",
+                                            "aten::randn_like",
+                                            "aten::new_empty",
+                                            "aten::new_zeros",
+                                            "aten::new_ones",
+                                            "aten::new_full",
+                                            "aten::new_empty_strided"};
+  return kNames.contains(name);
+}
 
 OperatorTraits read_schema(c10::FunctionSchema const& schema) {
   OperatorTraits traits;
@@ -39,7 +85,7 @@ OperatorTraits read_schema(c10::FunctionSchema const& schema) {
   for (c10::Argument const& result : schema.returns()) {
     returns_alias = returns_alias && result.alias_info() != nullptr && !result.alias_info()->isWrite();
   }
-  traits.pure_view = returns_alias && !any_write;
+  traits.pure_view = (returns_alias && !any_write) || reads_no_bytes(schema.name());
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     std::string const& name = schema.arguments()[i].name();
     if (name == "running_mean" || name == "running_var") {
@@ -128,7 +174,7 @@ class Visitor {
       return;
     }
     Engine* const engine = page->engine();
-    if (engine == nullptr) {
+    if (engine == nullptr || !engine->running()) {
       return;
     }
     if (!page->stays_open() && !engine->in_use_here(page->group())) {

@@ -9,8 +9,8 @@ namespace noria {
 /// What may be left out. Each is a wait without which some schedule reads or overwrites bytes too early, kWriteBack
 /// excepted: without it modified weights are lost.
 enum class Ordering : std::uint32_t {
-  kReady = 1U << 0U,             ///< the compute stream waits for a load
-  kUsesBeforeLoad = 1U << 1U,    ///< a load waits for the uses of what it overwrites
+  kReady = 1U << 0U,                  ///< the compute stream waits for a load
+  kUsesBeforeLoad = 1U << 1U,         ///< a load waits for the uses of what it overwrites
   kWriteBackBeforeLoad = 1U << 2U,    ///< a load waits for the write-back of what it overwrites
   kUsesBeforeWriteBack = 1U << 3U,    ///< a write-back waits for the uses that wrote
   kWriteBackBeforeReload = 1U << 4U,  ///< a load of a group waits for its own write-back

@@ -160,7 +160,7 @@ bool Engine::in_use_here(plan::GroupIndex group) const {
 }
 
 void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
-  NORIA_CHECK(!stopped_, Error, "offloading of this model has ended");
+  NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
   // All are taken first, so that bringing one in does not send another out.
   for (plan::GroupIndex group : groups) {
     ++groups_[group].uses;
@@ -176,6 +176,9 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         demanded = true;
       }
       while (groups_[group].place != Place::kLoaded && !load(group, groups, true)) {
+        if (compact(groups)) {
+          continue;
+        }
         std::size_t const others = users_ - 1;  // this thread is counted already
         if (others <= waiting_) {
           Bytes held = 0;
@@ -227,9 +230,55 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   }
 }
 
+bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
+  std::vector<plan::GroupIndex> held;
+  for (plan::GroupIndex g : ring_.groups()) {
+    if (groups_[g].uses == 0) {
+      continue;
+    }
+    auto mine = static_cast<std::uint32_t>(std::ranges::count(wanted, g));
+    for (Use const& use : t_uses) {
+      mine += use.engine == id_ ? static_cast<std::uint32_t>(std::ranges::count(groups_of(use), g)) : 0;
+    }
+    if (mine != groups_[g].uses) {
+      return false;  // another thread may be reading it
+    }
+    held.push_back(g);
+  }
+  // What is held stands in a row from the high edge afterwards; if it does already, moving gains nothing.
+  Bytes held_bytes = 0;
+  bool in_a_row = true;
+  std::ranges::sort(held, std::greater{}, [this](plan::GroupIndex g) { return groups_[g].device_offset; });
+  for (plan::GroupIndex g : held) {
+    held_bytes += groups_[g].bytes;
+    in_a_row = in_a_row && groups_[g].device_offset == arena_bytes_ - held_bytes;
+  }
+  if (held.empty() || in_a_row) {
+    return false;
+  }
+  for (plan::GroupIndex g : ring_.groups()) {
+    if (async_ && groups_[g].uses > 0) {
+      mark_free(g, backend_.current_stream());
+    }
+    vacate(g);
+  }
+  ring_.clear();
+  for (plan::GroupIndex g : held) {
+    bool const was_nested = std::exchange(groups_[g].nested, true);
+    bool const placed = load(g, held, true);
+    groups_[g].nested = was_nested;
+    NORIA_ASSERT(placed, "groups that fitted before fit in an empty ring");
+    if (async_) {
+      wait_ready(g, backend_.current_stream());
+    }
+    open_pages(g);
+  }
+  return true;
+}
+
 void Engine::release(plan::GroupIndex index) noexcept {
   GroupState& group = groups_[index];
-  if (group.uses == 0 || stopped_) {
+  if (group.uses == 0 || !running_) {
     return;
   }
   --group.uses;

@@ -22,7 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, description in _COMMANDS.items():
         module = importlib.import_module(f"noria.cli.{name}")
-        command = commands.add_parser(name, help=description, description=description[0].upper() + description[1:] + ".")
+        command = commands.add_parser(
+            name, help=description, description=description[0].upper() + description[1:] + "."
+        )
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         module.add_arguments(command)
         command.set_defaults(run=module.run)

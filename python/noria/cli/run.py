@@ -31,9 +31,15 @@ _DEMO_BUDGET = 0.6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of API.md section 5."""
-    parser.add_argument("model", nargs="?", help="a folder with a model; default: the sentence encoder of the demo extra")
-    parser.add_argument("--device", help="where it runs; default for the demo: the simulated card, else the best device")
-    parser.add_argument("--budget", help="bytes of weights on the device at once: 6GiB, 80%%; demo: 60%% of its weights")
+    parser.add_argument(
+        "model", nargs="?", help="a folder with a model; default: the sentence encoder of the demo extra"
+    )
+    parser.add_argument(
+        "--device", help="where it runs; default for the demo: the simulated card, else the best device"
+    )
+    parser.add_argument(
+        "--budget", help="bytes of weights on the device at once: 6GiB, 80%%; demo: 60%% of its weights"
+    )
     parser.add_argument("--prompt", action="append", help="text to run; may be given several times")
     parser.add_argument("--steps", type=int, default=3, help="passes (a pipeline: inference steps); default 3")
     parser.add_argument("--seed", type=int, default=0, help="for what is drawn at random")
@@ -170,7 +176,12 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
     else:
         budget = int(weights * _DEMO_BUDGET) if demo else max(int(free_bytes(device) * 0.8), 1)
 
-    report = Report(model="all-MiniLM-L6-v2" if demo else folder.name, device=str(device), budget_bytes=budget, weights_bytes=weights)
+    report = Report(
+        model="all-MiniLM-L6-v2" if demo else folder.name,
+        device=str(device),
+        budget_bytes=budget,
+        weights_bytes=weights,
+    )
     expected = None
     if arguments.compare or demo:
         with quiet_libraries():
