@@ -78,7 +78,7 @@ def set_device(device: DeviceLike) -> None:
         _sim.exchange_device(index)
 
 
-class device:  # noqa: N801 - the name that torch.cuda has
+class device:
     """Context manager that makes a device current."""
 
     def __init__(self, device: DeviceLike) -> None:
@@ -95,7 +95,7 @@ class device:  # noqa: N801 - the name that torch.cuda has
             _sim.exchange_device(self.prev_idx)
 
 
-class device_of(device):  # noqa: N801 - the name that torch.cuda has
+class device_of(device):
     """Context manager that makes the device of a tensor current, if it is a simulated one."""
 
     def __init__(self, obj: torch.Tensor) -> None:
