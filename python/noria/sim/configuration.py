@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 from noria.errors import Error
 from noria.sim.simulator import Simulator
@@ -108,10 +109,10 @@ def enable(
 def reserve(devices: int = 1) -> None:
     """Prepares this process for `enable()` after a backward, with up to `devices` devices.
 
-    Call it before the first backward: PyTorch's autograd engine makes its queues then, and none later. Unlike `enable()`
-    it changes nothing that a program could see, so a library that may simulate later can call it early.
+    Call it before the first backward: PyTorch's autograd engine makes its queues then, and none later. Unlike
+    `enable()` it changes nothing that a program could see, so a library that may simulate later can call it early.
     """
-    _extension().reserve(devices, lambda: torch.ones(1, requires_grad=True).sum().backward())
+    _extension().reserve(devices, lambda: torch.autograd.backward(torch.ones(1, requires_grad=True).sum()))
 
 
 def _memory_bytes(memory: int | str | None) -> int:
@@ -131,8 +132,8 @@ def _refuse_another_backend() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", _DEVICE):
         raise Error(
-            f"this process already has the PrivateUse1 backend '{name}', and PyTorch has room for one. Start Python with "
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 so that it is not loaded, then enable the simulator"
+            f"this process already has the PrivateUse1 backend '{name}', and PyTorch has room for one. Start Python "
+            "with TORCH_DEVICE_BACKEND_AUTOLOAD=0 so that it is not loaded, then enable the simulator"
         )
 
 
@@ -142,27 +143,27 @@ def _refuse_beside_an_accelerator() -> None:
         if module is not None and module.is_available():
             remedy = f"Hide it from this process ({hide}), or pass" if hide else "Pass"
             raise Error(
-                f"this process can use {kind}, and a PrivateUse1 backend takes over its stream synchronisation in backward. "
-                f"{remedy} force=True if this process runs no backward on {kind}"
+                f"this process can use {kind}, and a PrivateUse1 backend takes over its stream synchronisation in "
+                f"backward. {remedy} force=True if this process runs no backward on {kind}"
             )
 
 
 def _install_device_module() -> None:
     module = importlib.import_module("noria.sim.device_module")
-    torch.utils.rename_privateuse1_backend(_DEVICE)
-    torch._register_device_module(_DEVICE, module)
+    backend_registration.rename_privateuse1_backend(_DEVICE)
+    torch._register_device_module(_DEVICE, module)  # type: ignore[no-untyped-call]
     # `import torch.sim` and pickles that name it find the module too.
     sys.modules["torch.sim"] = module
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     atexit.register(_let_autograd_threads_finish)
 
 
 def _let_autograd_threads_finish() -> None:
     """Gives the GIL away for a moment.
 
-    After a backward on an accelerator an autograd thread still drops references to Python objects. If the interpreter ends
-    before it gets the GIL, Python ends that thread instead and the process aborts. CUDA has this too; it shows in programs
-    as short as those that a simulator runs.
+    After a backward on an accelerator an autograd thread still drops references to Python objects. If the interpreter
+    ends before it gets the GIL, Python ends that thread instead and the process aborts. CUDA has this too; it shows in
+    programs as short as those that a simulator runs.
     """
     time.sleep(0.01)
 
@@ -171,13 +172,13 @@ def _prove_backward(index: int) -> None:
     """Runs a tiny backward: the autograd engine makes a queue per device at its first use and none later."""
     x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
     try:
-        (x * 2.0).backward()
+        torch.autograd.backward(x * 2.0)
     except RuntimeError as error:
         raise Error(
-            f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and PyTorch's "
-            "autograd engine takes in no device after that. Enable the simulator, with all the devices that you will "
-            "want, at the start of the process, or call noria.sim.reserve() there; pass force=True if it will run no "
-            "backward on 'sim'"
+            f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and "
+            "PyTorch's autograd engine takes in no device after that. Enable the simulator, with all the devices that "
+            "you will want, at the start of the process, or call noria.sim.reserve() there; pass force=True if it will "
+            "run no backward on 'sim'"
         ) from error
     finally:
         x.grad = None

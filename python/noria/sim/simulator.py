@@ -42,7 +42,7 @@ class Simulator:
     # -- Counters
 
     def stats(self, device: int = 0) -> dict[str, int | float]:
-        """Counters of `device` since it was enabled or `reset_stats()`; byte amounts `allocated` and `reserved` are of now."""
+        """Counters of `device` since it was enabled or `reset_stats()`; `allocated` and `reserved` are bytes of now."""
         counters: dict[str, int | float] = self._extension.stats(device)
         return counters
 

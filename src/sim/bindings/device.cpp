@@ -28,7 +28,7 @@ void init_device(py::module_& m) {
       "memory_info",
       [](int device) {
         auto const info = runtime().memory_info(device);
-        return py::make_tuple(info.free, info.total);
+        return std::pair(info.free, info.total);
       },
       py::arg("device"));
   m.def("reset_peak_stats", [](int device) { runtime().reset_peak_stats(device); }, py::arg("device"));

@@ -1,4 +1,5 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
 
 #include "sim/bindings/topics.h"
 #include "sim/torch/backend.h"
@@ -8,8 +9,10 @@ namespace py = pybind11;
 namespace noria::simtorch {
 namespace {
 
-py::dict as_dict(sim::DeviceStats const& stats) {
-  py::dict dict;
+using Record = py::typing::Dict<py::str, py::object>;
+
+Record as_dict(sim::DeviceStats const& stats) {
+  Record dict;
   dict["kernels"] = stats.kernels;
   dict["copies_h2d"] = stats.copies_h2d;
   dict["copies_d2h"] = stats.copies_d2h;
@@ -37,8 +40,8 @@ py::dict as_dict(sim::DeviceStats const& stats) {
   return dict;
 }
 
-py::dict as_dict(sim::HostStats const& stats) {
-  py::dict dict;
+Record as_dict(sim::HostStats const& stats) {
+  Record dict;
   dict["pinned_allocated"] = stats.pinned_allocated;
   dict["pinned_booked"] = stats.pinned_booked;
   dict["peak_pinned_booked"] = stats.peak_pinned_booked;
@@ -49,16 +52,16 @@ py::dict as_dict(sim::HostStats const& stats) {
   return dict;
 }
 
-py::dict as_dict(sim::Access const& access) {
-  py::dict dict;
+Record as_dict(sim::Access const& access) {
+  Record dict;
   dict["op"] = access.op;
   dict["stream"] = access.stream;
   dict["write"] = access.write;
   return dict;
 }
 
-py::dict as_dict(sim::Race const& race) {
-  py::dict dict;
+Record as_dict(sim::Race const& race) {
+  Record dict;
   dict["first"] = as_dict(race.first);
   dict["second"] = as_dict(race.second);
   dict["device"] = race.device;
@@ -68,8 +71,8 @@ py::dict as_dict(sim::Race const& race) {
   return dict;
 }
 
-py::dict as_dict(sim::Finding const& finding) {
-  py::dict dict;
+Record as_dict(sim::Finding const& finding) {
+  Record dict;
   dict["kind"] = std::string(sim::finding_name(finding.kind));
   dict["op"] = finding.op;
   dict["stream"] = finding.stream;
@@ -80,8 +83,8 @@ py::dict as_dict(sim::Finding const& finding) {
   return dict;
 }
 
-py::dict as_dict(sim::Span const& span) {
-  py::dict dict;
+Record as_dict(sim::Span const& span) {
+  Record dict;
   dict["name"] = span.name;
   dict["kind"] = std::string(sim::span_kind_name(span.kind));
   dict["device"] = span.device;
@@ -94,8 +97,8 @@ py::dict as_dict(sim::Span const& span) {
 }
 
 template <typename Item>
-py::list as_list(std::vector<Item> const& items) {
-  py::list list;
+py::typing::List<Record> as_list(std::vector<Item> const& items) {
+  py::typing::List<Record> list;
   for (Item const& item : items) {
     list.append(as_dict(item));
   }

@@ -43,9 +43,8 @@ Block& PinnedMemory::take_fresh(Bytes bytes) {
   block->device = -1;
   block->segment = segment.get();
   block->real = !dry_ || block->bytes <= kSmallBlock;
-  if (block->real) {
-    back_range(block->begin, block->bytes, Backing::kZeroes);
-  }
+  // Host code may write what it likes, so there is memory behind a dry run's large blocks too, once they are written.
+  back_range(block->begin, block->bytes, Backing::kZeroes);
   Block& taken = *block;
   segment->insert(0, std::move(block));
   Segment* const key = segment.get();

@@ -11,6 +11,7 @@
 
 #include "sim/torch/dry_run.h"
 #include "sim/torch/registration.h"
+#include "sim/torch/sim_device_backend.h"
 
 namespace noria::simtorch {
 namespace {
@@ -90,6 +91,7 @@ void enable(sim::Config config) {
     register_everything();
     registered = true;
   }
+  register_sim_device_backend();
 }
 
 void reserve(int devices, std::function<void()> const& run_backward) {

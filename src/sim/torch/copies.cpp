@@ -1,4 +1,5 @@
 // Copies between the host, a device and another device: every `copy_`, `to` and `item` of PyTorch ends here.
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -181,6 +182,19 @@ at::Scalar local_scalar(at::Tensor const& self) {
   return at::_local_scalar_dense(cpu_alias(self));
 }
 
+// `pin_memory()` as PyTorch has it, but that a dry run moves no large bytes.
+at::Tensor pin_memory(at::Tensor const& self, std::optional<c10::Device> device) {
+  c10::Allocator* const allocator =
+      at::globalContext().getPinnedMemoryAllocator(device.has_value() ? std::optional(device->type()) : std::nullopt);
+  std::size_t const bytes = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.itemsize());
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocator, false);
+  at::Tensor pinned = at::empty({0}, self.options()).set_(std::move(storage), 0, self.sizes(), self.strides());
+  if (!dry::active() || bytes <= sim::kSmallBlock) {
+    pinned.copy_(self);
+  }
+  return pinned;
+}
+
 // Without these PyTorch resolves the conj or neg bit of a source before the copy, by a copy. Ours honour the bits.
 void let_bits_through(c10::DispatchKey key) {
   static auto& libraries = *new std::vector<torch::Library>();  // leaked, as all registrations are
@@ -194,6 +208,8 @@ void let_bits_through(c10::DispatchKey key) {
 void register_copies(torch::Library& library) {
   let_bits_through(c10::DispatchKey::Conjugate);
   let_bits_through(c10::DispatchKey::Negative);
+  static auto& host = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  host.impl("_pin_memory", &pin_memory);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar);

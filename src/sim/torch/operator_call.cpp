@@ -175,8 +175,10 @@ void OperatorCall::substitute(Target target) {
 
 at::Tensor OperatorCall::substitute(at::Tensor const& tensor, Target target) {
   if (!on_sim(tensor)) {
-    bool const index_on_host = target == Target::kMeta && tensor.defined() && tensor.is_cpu() && tensor.dim() > 0;
-    return index_on_host ? tensor.to(c10::kMeta) : tensor;
+    // Shape functions want all operands on one device, and numbers in tensors' clothes on the CPU.
+    bool const on_host = target == Target::kMeta && tensor.defined() && tensor.is_cpu() &&
+                         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return on_host ? meta_alias(tensor) : tensor;
   }
   Operand& operand = operands_[next_operand_++];
   operand.alias = target == Target::kCpu ? cpu_alias(tensor) : meta_alias(tensor);

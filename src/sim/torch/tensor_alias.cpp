@@ -70,9 +70,6 @@ at::Tensor shape_alias(at::Tensor const& tensor) {
 }
 
 at::Tensor meta_alias(at::Tensor const& tensor) {
-  if (!on_sim(tensor)) {
-    return tensor;
-  }
   return alias_over(tensor, nullptr, c10::kMeta, c10::GetAllocator(c10::kMeta), c10::DispatchKey::Meta,
                     tensor.storage().nbytes());
 }

@@ -31,7 +31,7 @@ class Stream(torch.Stream):
 class _EventType(type):
     """Lets `Event` be called and asked about like a class, though PyTorch takes no subclass of torch.Event."""
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: DeviceLike = None
     ) -> torch.Event:
         if interprocess:
