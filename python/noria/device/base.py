@@ -18,7 +18,7 @@ from noria.device.capabilities import NAMES, Capabilities
 from noria.device.module import NEVER_ASKED, DeviceModule, module_of
 from noria.errors import UnsupportedOperation
 
-_said: set[tuple[str, str]] = set()
+_said: set[tuple[torch.device, str]] = set()
 # What a device's Python module offers, by device; with the module that was asked, since plug-ins may replace theirs.
 _probed: dict[torch.device, tuple[Any, set[str], dict[str, str]]] = {}
 
@@ -45,6 +45,7 @@ class BackendBase:
         self._module = module
         if module is not None and wanted.type not in NEVER_ASKED:
             self._vendor = DeviceModule(module, self._device)
+        self._native_on: frozenset[str] | None = None
         self._capabilities: Capabilities | None = None
         self._reasons: dict[str, str] = {}
 
@@ -122,7 +123,10 @@ class BackendBase:
         return Capabilities(**{name: name in on for name in NAMES})
 
     def _by_native(self, capability: str) -> bool:
-        return self._native is not None and bool(self._native.capabilities()[capability])
+        if self._native_on is None:
+            offers = self._native.capabilities() if self._native is not None else {}
+            self._native_on = frozenset(name for name, on in offers.items() if on)
+        return capability in self._native_on
 
     def _by_module(self, capability: str) -> bool:
         return self._vendor is not None and not self._by_native(capability) and getattr(self.capabilities, capability)
@@ -131,7 +135,7 @@ class BackendBase:
         return UnsupportedOperation(f"{self._device} does not support {operation}: {reason}")
 
     def _say_once(self, operation: str) -> bool:
-        key = (str(self._device), operation)
+        key = (self._device, operation)
         if key in _said:
             return False
         _said.add(key)
