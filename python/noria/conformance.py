@@ -387,11 +387,13 @@ def _bad_index_is_refused(backend: TorchDeviceBackend) -> str:
 
 
 def _holds_tensors(backend: TorchDeviceBackend) -> bool:
-    """False for meta, and for devices that only a Python module describes and no kernel serves."""
+    """False for meta, and for a device that only a Python module describes when no kernel serves it."""
     if backend.type == "meta":
         return False
     try:
         torch.empty(1, dtype=torch.uint8, device=backend.device)
-    except (NotImplementedError, RuntimeError):
+    except Exception:  # whatever torch raises for a device that it does not know
+        if "C++" in backend.served_by():
+            raise
         return False
     return True

@@ -174,9 +174,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return (static_cast<EventState*>(second)->seconds - static_cast<EventState*>(first)->seconds) * 1e3;
   }
   bool queryStream(c10::Stream const& stream) const override { return pending(stream) == 0; }
-  // As on mps: those who rely on it are found out.
-  void synchronizeStream(c10::Stream const& /*stream*/) const override {
-    TORCH_CHECK(false, "stub: a stream cannot be waited for, only an event");
+  void synchronizeStream(c10::Stream const& stream) const override {
+    TORCH_CHECK(state().settings.synchronize_stream, "stub: a stream cannot be waited for, only an event");
+    std::scoped_lock const lock(state().mutex);
+    ++state().host_syncs;
+    run_until(stream.device_index(), stream.id(), stream_state(stream.device_index(), stream.id()).given);
   }
   void synchronizeDevice(c10::DeviceIndex index) const override {
     TORCH_CHECK(state().settings.synchronize_device, "stub: no device synchronize");
@@ -334,7 +336,11 @@ at::Tensor copy_from(at::Tensor const& from, at::Tensor const& to, bool non_bloc
   return to;
 }
 
+// Lets `parameter.data = tensor` go from cpu to the device and back.
+bool has_compatible_shallow_copy_type(at::Tensor const& /*self*/, at::Tensor const& /*from*/) { return true; }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);

@@ -20,9 +20,10 @@ struct Settings {
   bool events = true;
   bool timing = true;
   bool synchronize_device = true;
-  bool pin = true;               ///< the pinned allocator works
-  bool pin_is_real = true;       ///< isPinnedPtr recognises what it gave
-  bool device_allocator = true;  ///< statistics work; off: they throw, as an allocator that is not PyTorch's kind
+  bool synchronize_stream = false;  ///< as on mps: only events can be waited for
+  bool pin = true;                  ///< the pinned allocator works
+  bool pin_is_real = true;          ///< isPinnedPtr recognises what it gave
+  bool device_allocator = true;     ///< statistics work; off: they throw, as an allocator that is not PyTorch's kind
   bool memory_info = true;
   bool generator = true;
   Bytes capacity = Bytes{1} << 30U;

@@ -22,9 +22,9 @@ void set(py::kwargs const& changes) {
     bool const known = flag("streams", now.streams) || flag("stream_pool_only", now.stream_pool_only) ||
                        flag("default_stream", now.default_stream) || flag("events", now.events) ||
                        flag("timing", now.timing) || flag("synchronize_device", now.synchronize_device) ||
-                       flag("pin", now.pin) || flag("pin_is_real", now.pin_is_real) ||
-                       flag("device_allocator", now.device_allocator) || flag("memory_info", now.memory_info) ||
-                       flag("generator", now.generator);
+                       flag("synchronize_stream", now.synchronize_stream) || flag("pin", now.pin) ||
+                       flag("pin_is_real", now.pin_is_real) || flag("device_allocator", now.device_allocator) ||
+                       flag("memory_info", now.memory_info) || flag("generator", now.generator);
     if (name == "devices") {
       now.devices = py::cast<int>(value);
     } else if (name == "capacity") {
@@ -50,8 +50,9 @@ PYBIND11_MODULE(noria_stub_device, m) {
   m.def("pinned_blocks", &pinned_blocks);
   m.def("current_device", [] { return static_cast<int>(current_device()); });
   m.def("allocated", [](int device) { return allocated(static_cast<c10::DeviceIndex>(device)); }, py::arg("device"));
-  m.def("pending", [](int device, c10::StreamId id) { return pending(stream(device, id)); }, py::arg("device"),
-        py::arg("stream_id"));
+  m.def(
+      "pending", [](int device, c10::StreamId id) { return pending(stream(device, id)); }, py::arg("device"),
+      py::arg("stream_id"));
 }
 
 }  // namespace noria::stub

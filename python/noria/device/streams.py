@@ -10,7 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from noria._C import Event as _Event
-    from noria.device.backend import TorchDeviceBackend
+    from noria.device.stream_calls import StreamCalls
 
 
 class SynchronousStream:
@@ -24,7 +24,7 @@ class SynchronousStream:
         stream_id: 0 for the default queue.
     """
 
-    def __init__(self, backend: TorchDeviceBackend, stream_id: int = 0) -> None:
+    def __init__(self, backend: StreamCalls, stream_id: int = 0) -> None:
         self._backend = backend
         self._entered: list[contextlib.AbstractContextManager[Any]] = []
         self.stream_id = stream_id
@@ -78,7 +78,7 @@ class SynchronousStream:
 class SynchronousEvent:
     """An event of the cpu: done as soon as it is recorded, with the host's clock."""
 
-    def __init__(self, backend: TorchDeviceBackend, event: _Event, enable_timing: bool) -> None:
+    def __init__(self, backend: StreamCalls, event: _Event, enable_timing: bool) -> None:
         self._backend = backend
         self._event = event
         self._timing = enable_timing
@@ -109,7 +109,7 @@ class SynchronousEvent:
 
 
 @contextlib.contextmanager
-def native_stream_is_current(backend: TorchDeviceBackend, stream_id: int) -> Iterator[None]:
+def native_stream_is_current(backend: StreamCalls, stream_id: int) -> Iterator[None]:
     """Makes a stream of PyTorch's C++ side, and its device, current; both come back, also after an exception."""
     native = backend._native
     assert native is not None
