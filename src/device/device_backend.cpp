@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <stdexcept>
 
@@ -140,6 +141,10 @@ DeviceBackend& DeviceBackend::get(c10::Device device) {
     kept = std::move(made);
   }
   return *kept;
+}
+
+void DeviceBackend::write_pinned(void* pinned_dst, void const* host_src, Bytes bytes) {
+  std::memcpy(pinned_dst, host_src, bytes);
 }
 
 void DeviceBackend::register_backend(c10::DeviceType type, Factory factory) {

@@ -166,7 +166,12 @@ void Engine::give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::
 }
 
 void Engine::fill_home(plan::PageIndex page, std::byte const* source) {
-  std::memcpy(home_of(page), source, pages_[page]->bytes());
+  auto const& block = groups_[pages_[page]->group()].home.block();
+  if (block && block->is_pinned()) {
+    backend_.write_pinned(home_of(page), source, pages_[page]->bytes());
+  } else {
+    std::memcpy(home_of(page), source, pages_[page]->bytes());
+  }
 }
 
 std::byte* Engine::home_of(plan::PageIndex page) const {

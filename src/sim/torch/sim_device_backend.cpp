@@ -80,6 +80,13 @@ class SimDeviceBackend final : public GenericBackend {
   void copy_on_device(void* dst, void const* src, Bytes bytes, c10::Stream stream) override {
     copy(dst, src, bytes, sim::CopyKind::kDeviceToDevice, stream);
   }
+  void write_pinned(void* pinned_dst, void const* host_src, Bytes bytes) override {
+    if (!runtime().is_real(pinned_dst)) {
+      return;  // a dry run's address
+    }
+    runtime().host_write(pinned_dst, bytes);
+    std::memcpy(pinned_dst, host_src, bytes);
+  }
   void fill(void* device_dst, int byte, Bytes bytes, c10::Stream stream) override {
     check_stream(stream);
     if (bytes == 0) {
