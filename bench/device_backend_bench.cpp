@@ -1,7 +1,8 @@
 // What does one call through a device backend cost, beside the call it stands for?
 //
-// The pairs (Backend, Direct) do the same work; their difference is the backend. On a machine without an accelerator they
-// run on the stub device of the tests, whose own work is a few map look-ups: an upper bound for real devices' share.
+// The pairs (Backend, Direct) do the same work; their difference is the backend. On a machine without an accelerator
+// they run on the stub device of the tests, whose own work is a few map look-ups: an upper bound for real devices'
+// share.
 #include <benchmark/benchmark.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>

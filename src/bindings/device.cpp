@@ -57,7 +57,7 @@ at::Tensor pin(DeviceBackend& backend, at::Tensor const& tensor) {
 }
 
 // PyTorch's errors keep their Python classes: torch.OutOfMemoryError above all.
-void translate_torch(std::exception_ptr pointer) {
+void translate_torch(std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param): pybind11 asks for it
   try {
     if (pointer) {
       std::rethrow_exception(pointer);

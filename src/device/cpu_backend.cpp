@@ -1,6 +1,7 @@
 #include "device/cpu_backend.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <noria/error.h>
 

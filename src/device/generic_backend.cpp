@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
