@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <noria/error.h>
 
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -14,7 +15,7 @@ namespace {
 
 template <typename T>
 void leak(std::shared_ptr<T> kept) noexcept {
-  [[maybe_unused]] auto* const forgotten = new std::shared_ptr<T>(std::move(kept));
+  [[maybe_unused]] auto* const forgotten = new (std::nothrow) std::shared_ptr<T>(std::move(kept));
 }
 
 }  // namespace
@@ -66,8 +67,8 @@ void ReadTicket::wait() const {
   NORIA_CHECK(!loop_->in_forked_child(), Error, "a read started before fork() cannot be waited for in the child");
   std::unique_lock lock(job_->mutex);
   job_->changed.wait(lock, [&] { return job_->done; });
-  if (job_->failure) {
-    job_->failure->raise();
+  if (std::optional<ReadFailure> const& failure = job_->failure) {
+    failure->raise();
   }
 }
 

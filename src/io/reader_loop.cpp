@@ -61,8 +61,8 @@ bool ReaderLoop::in_forked_child() const noexcept { return ::getpid() != owner_;
 void ReaderLoop::add(std::shared_ptr<ReadJob> job) {
   {
     std::lock_guard const lock(mutex_);
-    if (broken_) {
-      broken_->raise();
+    if (std::optional<ReadFailure> const& broken = broken_) {
+      broken->raise();
     }
     NORIA_CHECK(!closing_, Error, "the reader was closed");
     incoming_.push_back(std::move(job));

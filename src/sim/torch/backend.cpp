@@ -126,7 +126,7 @@ void set_device_unchecked(c10::DeviceIndex index) noexcept { this_thread().devic
 
 sim::StreamRef current_stream(c10::DeviceIndex index) noexcept {
   ThreadState const& state = this_thread();
-  c10::DeviceIndex const device = index < 0 ? state.device : index;
+  int const device = index < 0 ? state.device : index;
   return {device, state.stream[static_cast<std::size_t>(device)]};
 }
 

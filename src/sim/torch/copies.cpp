@@ -187,7 +187,7 @@ at::Tensor pin_memory(at::Tensor const& self, std::optional<c10::Device> device)
   c10::Allocator* const allocator =
       at::globalContext().getPinnedMemoryAllocator(device.has_value() ? std::optional(device->type()) : std::nullopt);
   std::size_t const bytes = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.itemsize());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocator, false);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::int64_t>(bytes), allocator, false);
   at::Tensor pinned = at::empty({0}, self.options()).set_(std::move(storage), 0, self.sizes(), self.strides());
   if (!dry::active() || bytes <= sim::kSmallBlock) {
     pinned.copy_(self);

@@ -54,7 +54,7 @@ class SimGuard final : public c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, c10::Stream const& stream, c10::DeviceIndex index, c10::EventFlag flag) const override {
     if (*event == nullptr) {
-      int const device = index < 0 ? stream.device_index() : index;
+      auto const device = index < 0 ? stream.device_index() : index;
       *event = as_handle(runtime().create_event(device, flag == c10::EventFlag::BACKEND_DEFAULT));
     }
     runtime().record_event(as_event(*event), from_torch(stream));

@@ -19,8 +19,8 @@ at::Tensor cpu_alias(at::Tensor const& tensor);
 /// The same with no bytes behind it: for view operators, which look at shapes only and must not need the bytes.
 at::Tensor shape_alias(at::Tensor const& tensor);
 
-/// A Meta tensor of the same shape and strides as one of the simulated device or the CPU, for operators that are planned
-/// and not run.
+/// A Meta tensor of the same shape and strides as one of the simulated device or the CPU, for operators that are
+/// planned and not run.
 at::Tensor meta_alias(at::Tensor const& tensor);
 
 /// A simulated tensor over the storage of `base`, with shape, strides, offset, dtype and bits of `shape`.
