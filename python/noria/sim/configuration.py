@@ -151,7 +151,7 @@ def _refuse_beside_an_accelerator() -> None:
 def _install_device_module() -> None:
     module = importlib.import_module("noria.sim.device_module")
     backend_registration.rename_privateuse1_backend(_DEVICE)
-    torch._register_device_module(_DEVICE, module)  # type: ignore[no-untyped-call]
+    torch._register_device_module(_DEVICE, module)
     # `import torch.sim` and pickles that name it find the module too.
     sys.modules["torch.sim"] = module
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
@@ -170,9 +170,11 @@ def _let_autograd_threads_finish() -> None:
 
 def _prove_backward(index: int) -> None:
     """Runs a tiny backward: the autograd engine makes a queue per device at its first use and none later."""
-    x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
     try:
-        torch.autograd.backward(x * 2.0)
+        # Whatever mode the caller is in.
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
+            torch.autograd.backward(x * 2.0)
     except RuntimeError as error:
         raise Error(
             f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and "

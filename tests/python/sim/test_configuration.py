@@ -116,3 +116,16 @@ def test_a_device_without_streams_or_pinned_memory_says_so(simulate) -> None:
     with pytest.raises(RuntimeError, match="pin"):
         torch.zeros(4).pin_memory()
     assert torch.zeros(4, device="sim").sum().item() == 0.0
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_it_can_be_enabled_where_gradients_are_off(fresh_python, mode):
+    printed = fresh_python(
+        f"""
+        import torch, noria.sim
+        with torch.{mode}():
+            noria.sim.enable()
+            print(torch.ones(2, device="sim").sum().item())
+        """
+    )
+    assert printed == "2.0"
