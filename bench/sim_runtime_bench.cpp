@@ -29,6 +29,7 @@ void kernel(benchmark::State& state) {
   Runtime runtime(config(mode(state)));
   constexpr noria::Bytes kBytes = 4096;
   std::vector<void*> blocks;
+  blocks.reserve(static_cast<std::size_t>(state.range(1)));
   for (std::int64_t i = 0; i < state.range(1); ++i) {
     blocks.push_back(runtime.allocate(kBytes, {}));
   }
