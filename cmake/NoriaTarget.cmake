@@ -38,13 +38,19 @@ function(noria_extension name)
   noria_place(${name})
 endfunction()
 
-# noria_test(name SOURCES a.cpp ... LINK lib ...): one GoogleTest binary, one ctest entry per case.
+# noria_test(name SOURCES a.cpp ... LINK lib ...): one GoogleTest binary, one ctest entry per case. A binary that uses
+# PyTorch is one entry: loading PyTorch for every case would take longer than the cases.
 function(noria_test name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE noria_flags ${arg_LINK} GTest::gtest GTest::gmock GTest::gtest_main)
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+  if("noria" IN_LIST arg_LINK)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 600 LABELS "${arg_LABELS}")
+  else()
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+  endif()
 endfunction()
 
 # noria_bench(name SOURCES ... LINK ...): one Google Benchmark binary for one question.

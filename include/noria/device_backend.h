@@ -204,7 +204,8 @@ class DeviceBackend {
   virtual void copy_to_device(void* device_dst, void const* host_src, Bytes bytes, c10::Stream stream) = 0;
   virtual void copy_to_host(void* host_dst, void const* device_src, Bytes bytes, c10::Stream stream) = 0;
   virtual void copy_on_device(void* dst, void const* src, Bytes bytes, c10::Stream stream) = 0;
-  /// Writes page-locked host memory from the host, at once. Where a device watches its host memory, this is how it knows.
+  /// Writes page-locked host memory from the host, at once. Where a device watches its host memory, this is how it
+  /// knows.
   virtual void write_pinned(void* pinned_dst, void const* host_src, Bytes bytes);
   /// Sets each byte to `byte` (its low 8 bits).
   virtual void fill(void* device_dst, int byte, Bytes bytes, c10::Stream stream) = 0;

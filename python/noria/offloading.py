@@ -129,6 +129,15 @@ class Settings:
             return max(free - reserve, 0)
         return min(resolve_bytes(self.budget, free, "budget"), limit)
 
+    def _refuse_dry_run(self) -> None:
+        if self.device.type == "sim":
+            from noria.sim.configuration import is_dry
+
+            if is_dry():
+                raise UnsupportedOperation(
+                    "a dry run of the simulator has no bytes to offload yet; enable it with dry=False"
+                )
+
     def _reserve_bytes(self, free: int) -> int:
         assert self.reserve is not None
         return resolve_bytes(self.reserve, free, "reserve")
@@ -149,6 +158,7 @@ class Settings:
 
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
+        self._refuse_dry_run()
         model = Model(roots)
         if self.file_homes is not None:
             self.file_homes.check(model)

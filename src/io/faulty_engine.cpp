@@ -71,7 +71,11 @@ std::size_t FaultyEngine::submit(std::span<ReadOp const> operations) {
 }
 
 void FaultyEngine::hold(ReadCompletion const& inner) {
-  Struck const struck = std::exchange(slots_[inner.tag], std::nullopt).value();
+  std::optional<Struck> const taken = std::exchange(slots_[inner.tag], std::nullopt);
+  if (!taken) {
+    throw Error("a read completed twice, or was never submitted");
+  }
+  Struck const& struck = *taken;
   std::int64_t result = inner.result;
   if (struck.at_most && result > 0) {
     std::int64_t const reported = *struck.at_most == 0 ? 0 : shortened(result, *struck.at_most);

@@ -19,6 +19,7 @@ from noria.sim.simulator import Simulator
 _DEVICE = "sim"
 # The largest number of devices that the process's autograd engine is known to serve; see _prove_backward.
 _proven_devices = 0
+_dry_run = False
 
 
 def _extension() -> Any:
@@ -70,7 +71,7 @@ def enable(
             or the process has run a backward already.
         ValueError: an option that makes no sense.
     """
-    global _proven_devices
+    global _proven_devices, _dry_run
     if devices < 1:
         raise ValueError(f"devices must be at least 1, not {devices}")
     if copy_engines not in (1, 2):
@@ -97,6 +98,7 @@ def enable(
         "copy_engines": copy_engines,
     }
     extension.enable(**options)
+    _dry_run = dry
     if first_time:
         _install_device_module()
     if devices > _proven_devices and not force:
@@ -104,6 +106,11 @@ def enable(
         _proven_devices = devices
         extension.enable(**options)  # Afresh: the probe has moved the clocks.
     return Simulator(extension)
+
+
+def is_dry() -> bool:
+    """Whether the simulator is enabled, and computes nothing."""
+    return _dry_run
 
 
 def reserve(devices: int = 1) -> None:
