@@ -32,6 +32,13 @@ def is_managed(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and any(_C.is_managed(inner) for _, inner in inner_tensors(tensor))
 
 
+def must_come_home(tensor: torch.Tensor | None) -> bool:
+    """Managed, or without bytes and moved to the onload device with the rest."""
+    return is_managed(tensor) or (
+        tensor is not None and tensor.numel() == 0 and tensor.device.type not in ("cpu", "meta")
+    )
+
+
 def host_copy(tensor: torch.Tensor, hosts: _C.HostTensors) -> Any:
     """`tensor` on the cpu, over its host home; tensors that share bytes share them there too."""
     inner = {
@@ -70,7 +77,7 @@ def bring_home(module: nn.Module, engine: _C.Engine, hosts: _C.HostTensors) -> N
     """Makes the module's own managed tensors ordinary cpu tensors over their host homes, the same objects as before."""
     for slot in own_slots(module):
         old = slot.tensor
-        if not is_managed(old):
+        if not must_come_home(old):
             continue
         if engine.device.type == "cpu":
             for _, leaf in inner_tensors(old):
@@ -83,7 +90,7 @@ def _to_host(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: A
     hosts = _C.HostTensors()
     for slot in own_slots(module):
         value = state.get(prefix + slot.key)
-        if isinstance(value, torch.Tensor) and is_managed(value):
+        if isinstance(value, torch.Tensor) and must_come_home(value):
             state[prefix + slot.key] = host_copy(value, hosts)
 
 
@@ -117,7 +124,7 @@ def _deepcopy(module: Any, memo: dict[int, Any]) -> nn.Module:
     state = _plain_state(module)
     for slot in own_slots(module):
         tensor = slot.tensor
-        if id(tensor) not in memo and is_managed(tensor):
+        if id(tensor) not in memo and must_come_home(tensor):
             memo[id(tensor)] = _cpu_version(tensor, hosts, own_memory=True)
             memo[id(memo)] = [*memo.get(id(memo), []), tensor]  # keeps the id taken, as copy.deepcopy does
     new.__dict__.update(copy.deepcopy(state, memo))
@@ -130,7 +137,7 @@ def _reduce(module: Any, protocol: int) -> tuple[Any, ...]:
     for name in ("_parameters", "_buffers"):
         replaced = {}
         for key, tensor in state[name].items():
-            if is_managed(tensor):
+            if must_come_home(tensor):
                 # One object per tensor for as long as the pickler holds it: tied weights stay tied.
                 known = offload._pickled.get(id(tensor))
                 if known is None:

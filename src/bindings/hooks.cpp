@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "bindings/topics.h"
 #include "engine/engine.h"
 #include "engine/net.h"
@@ -116,11 +118,11 @@ class ModuleHook {
   /// forward pre-hook with kwargs.
   py::object before(py::handle module, py::tuple args, py::dict kwargs) {
     std::vector<plan::ModuleIndex> open = engine_->uses_of_this_thread();
-    if (!open.empty() && engine_->is_root(module_)) {
+    if (inside_a_module(open) && engine_->is_root(module_)) {
       reclaim_interrupted(module, open);
       open = engine_->uses_of_this_thread();
     }
-    if (!open.empty()) {
+    if (inside_a_module(open)) {
       begin();
       return py::none();
     }
@@ -218,9 +220,15 @@ class ModuleHook {
         return;
       }
     }
-    if (nested == 0) {
-      engine_->reclaim(0);  // left by another entry of the model
+    if (nested == 0) {  // left by another entry of the model; what resident() holds is not
+      auto const first = std::ranges::find_if(open, [](plan::ModuleIndex i) { return i != plan::kNoModule; });
+      engine_->reclaim(static_cast<std::size_t>(first - open.begin()));
     }
+  }
+
+  /// Uses without a module are those of resident() and of operators.
+  static bool inside_a_module(std::vector<plan::ModuleIndex> const& open) {
+    return std::ranges::any_of(open, [](plan::ModuleIndex module) { return module != plan::kNoModule; });
   }
 
   py::object move_inputs(py::tuple args, py::dict kwargs) {

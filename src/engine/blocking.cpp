@@ -13,7 +13,7 @@ void BlockingRegion::install(void* (*enter)(), void (*leave)(void*)) {
   g_enter = enter;
 }
 
-BlockingRegion::BlockingRegion() : token_(nullptr) {
+BlockingRegion::BlockingRegion() {
   if (auto* const enter = g_enter.load()) {
     token_ = enter();
   }

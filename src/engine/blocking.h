@@ -18,7 +18,7 @@ class BlockingRegion {
   ~BlockingRegion();
 
  private:
-  void* token_;
+  void* token_ = nullptr;
 };
 
 /// Locks without ever waiting for `mutex` and holding the interpreter at once: the thread that holds the mutex may need

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/log.h"
 #include "engine/blocking.h"
@@ -28,7 +29,7 @@ std::string in_quotes(std::string const& name) { return "'" + name + "'"; }
 }  // namespace
 
 std::shared_ptr<Engine> Engine::create(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping) {
-  return std::shared_ptr<Engine>(new Engine(std::move(options), std::move(pages), std::move(grouping)));
+  return std::shared_ptr<Engine>(new Engine(options, std::move(pages), std::move(grouping)));
 }
 
 std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages, plan::Grouping const& grouping) {
@@ -45,10 +46,12 @@ std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages
 
 Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
     : id_(next_engine_id()),
-      options_(std::move(options)),
+      options_(options),
       backend_(DeviceBackend::get(options_.device)),
       grouping_(std::move(grouping)),
-      pages_(pages.size()) {
+      pages_(pages.size()),
+      in_stream_(c10::Stream::DEFAULT, backend_.device()),
+      out_stream_(c10::Stream::DEFAULT, backend_.device()) {
   options_.device = backend_.device();
   Capabilities const& can = backend_.capabilities();
   async_ = options_.use_streams && can.streams && can.events && can.async_copies;
@@ -95,10 +98,8 @@ Engine::~Engine() {
 std::vector<plan::PageIndex> const& Engine::group_pages(plan::GroupIndex group) const { return groups_[group].pages; }
 
 void Engine::plan_residency() {
-  std::vector<plan::GroupIndex> order;
-  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
-    order.push_back(g);
-  }
+  std::vector<plan::GroupIndex> order(groups_.size());
+  std::iota(order.begin(), order.end(), plan::GroupIndex{0});
   plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
   if (options_.budget < smallest.bytes) {
     throw BudgetError("budget " + format_bytes(options_.budget) + " is below the smallest that works, " +
@@ -205,11 +206,11 @@ void Engine::allocate_arena() {
   if (arena_bytes_ > 0) {
     arena_ = backend_.allocate(arena_bytes_);
   }
-  if (in_stream_) {
+  if (async_) {
     // The arena belongs to the stream that is current now; the copy stream may touch it once that one has come here.
     Event allocated = backend_.new_event();
     allocated.record(backend_.current_stream());
-    allocated.block(*in_stream_);
+    allocated.block(in_stream_);
   }
   peak_arena_bytes_ = std::max(peak_arena_bytes_, arena_bytes_);
   ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
@@ -233,18 +234,18 @@ void Engine::flush() {
       wait = true;
     }
   }
-  if (wait || out_stream_) {
+  if (wait || async_) {
     drain();
   }
 }
 
 void Engine::drain() {
   BlockingRegion const region;
-  if (out_stream_) {
+  if (async_) {
     ++host_syncs_;
-    backend_.synchronize(*out_stream_);
+    backend_.synchronize(out_stream_);
     ++host_syncs_;
-    backend_.synchronize(*in_stream_);
+    backend_.synchronize(in_stream_);
   } else {
     backend_.synchronize();
   }
@@ -281,7 +282,8 @@ void Engine::resize(Bytes budget) {
 
 void Engine::apply_resize() {
   Bytes const old_budget = options_.budget;
-  Bytes const wanted = *std::exchange(resize_to_, std::nullopt);
+  Bytes const wanted = resize_to_.value_or(old_budget);
+  resize_to_.reset();
   std::vector<plan::GroupIndex> in_use;
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     if (groups_[g].place == Place::kLoaded) {

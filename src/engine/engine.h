@@ -276,8 +276,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Bytes peak_arena_bytes_ = 0;
   plan::RangeMap ring_;
   plan::UseOrder order_;
-  std::optional<c10::Stream> in_stream_;
-  std::optional<c10::Stream> out_stream_;
+  // The device's default stream until start() takes new ones; unused where async_ is off.
+  c10::Stream in_stream_;
+  c10::Stream out_stream_;
   std::optional<Bytes> resize_to_;
   std::uint64_t clock_ = 0;  // counts uses
   std::optional<plan::GroupIndex> last_group_;

@@ -89,7 +89,7 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
 void Engine::copy_in(plan::GroupIndex index) {
   GroupState& group = groups_[index];
   std::byte* const target = device_address(index);
-  c10::Stream const stream = async_ ? *in_stream_ : backend_.current_stream();
+  c10::Stream const stream = async_ ? in_stream_ : backend_.current_stream();
   if (async_ && group.written_back.recorded() && keeps(Ordering::kWriteBackBeforeReload)) {
     group.written_back.block(stream);
   }
@@ -158,17 +158,17 @@ void Engine::vacate(plan::GroupIndex index) {
   }
   if (async_) {
     for (std::size_t i = 0; i < group.marks_in_use && keeps(Ordering::kUsesBeforeLoad); ++i) {
-      group.marks[i].event.block(*in_stream_);
+      group.marks[i].event.block(in_stream_);
     }
     if (group.written_back.recorded() && keeps(Ordering::kWriteBackBeforeLoad)) {
-      group.written_back.block(*in_stream_);
+      group.written_back.block(in_stream_);
     }
   }
   group.marks_in_use = 0;
   group.place = Place::kEvicted;
   if (options_.verify) {
     constexpr int kPoison = 0xFF;  // NaN in every IEEE format
-    backend_.fill(device_address(index), kPoison, group.bytes, async_ ? *in_stream_ : backend_.current_stream());
+    backend_.fill(device_address(index), kPoison, group.bytes, async_ ? in_stream_ : backend_.current_stream());
   }
 }
 
@@ -177,7 +177,7 @@ void Engine::write_back(plan::GroupIndex index) {
   if (group.home.on_disk()) {
     move_home_to_memory(index);
   }
-  c10::Stream const stream = async_ ? *out_stream_ : backend_.current_stream();
+  c10::Stream const stream = async_ ? out_stream_ : backend_.current_stream();
   Event begin;
   if (async_) {
     if (group.uses > 0 || resident(index)) {

@@ -1,7 +1,10 @@
 #include "io/faulty_engine.h"
 
+#include <noria/error.h>
+
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace noria {
