@@ -32,6 +32,7 @@ __all__: list[str] = [
     "make_groups",
     "mark_dirty",
     "missing_types",
+    "omit_orderings",
     "out_of_memory_patterns",
     "parse_byte_amount",
     "ring_bytes",
@@ -212,6 +213,11 @@ def mark_dirty(tensor: torch.Tensor) -> None: ...
 def missing_types(device_type: str) -> list[str]:
     """
     The dtypes that this kind of device is known not to compute with, where it does not describe itself.
+    """
+
+def omit_orderings(orderings: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    For tests of the order checker: a sum of noria::Ordering that the engine leaves out. Not in release builds.
     """
 
 def out_of_memory_patterns() -> list[tuple[str, str, str]]: ...

@@ -225,6 +225,11 @@ void init_engine(py::module_& m) {
       "is_managed",
       [](at::Tensor const& t) { return t.has_storage() && Page::of(t.storage().unsafeGetStorageImpl()) != nullptr; },
       py::arg("tensor"));
+#if defined(NORIA_DEBUG_ASSERTIONS)
+  m.def(
+      "omit_orderings", [](std::uint32_t orderings) { omitted_orderings() = orderings; }, py::arg("orderings"),
+      "For tests of the order checker: a sum of noria::Ordering that the engine leaves out. Not in release builds.");
+#endif
   m.def(
       "group_of", [](at::Tensor const& t) { return managed(t).first->page(managed(t).second).group(); },
       py::arg("tensor"));

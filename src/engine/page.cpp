@@ -62,7 +62,8 @@ std::shared_ptr<Engine> Page::detach(c10::DataPtr data) {
   std::shared_ptr<Engine> engine = std::move(engine_);
   if (alive()) {
     c10::DataPtr& slot = storage_->_mutable_data_ptr_no_checks();
-    (void)std::unique_ptr<void, c10::DeleterFnPtr>(slot.move_context()).release();
+    std::unique_ptr<void, c10::DeleterFnPtr> context(slot.move_context());
+    NORIA_ASSERT(context.release() == this, "the context of a managed storage is its page");
     storage_->set_data_ptr_noswap(std::move(data));
     storage_->clear_data_ptr_access_error_msg_();
     storage_->set_resizable(storage_->allocator() != nullptr);
