@@ -38,8 +38,8 @@ std::size_t TensorTable::add(at::Tensor tensor, std::string name) {
     for (int64_t d = 0; d < t.dim(); ++d) {
       elements += (t.size(d) - 1) * t.stride(d);
     }
-    entry.begin = static_cast<Bytes>(t.storage_offset()) * t.element_size();
-    entry.end = entry.begin + static_cast<Bytes>(elements) * t.element_size();
+    entry.begin = static_cast<Bytes>(t.storage_offset()) * static_cast<Bytes>(t.element_size());
+    entry.end = entry.begin + static_cast<Bytes>(elements) * static_cast<Bytes>(t.element_size());
   }
   entries_.push_back(std::move(entry));
   return entries_.size() - 1;
@@ -91,7 +91,7 @@ void TensorTable::find_pages() {
 at::Tensor TensorTable::manage(Engine& engine, std::size_t index) {
   OperatorNet::Pause const pause;
   Entry& entry = entries_[index];
-  at::Tensor const tensor = std::exchange(entry.tensor, {});
+  at::Tensor tensor = std::exchange(entry.tensor, {});
   Span& span = spans_[entry.page];
   Page& page = engine.page(entry.page);
   if (!std::exchange(span.filled, true) && engine.home_of(entry.page) != nullptr && !tensor.is_meta()) {
@@ -117,7 +117,7 @@ at::Tensor TensorTable::manage(Engine& engine, std::size_t index) {
     span.managed = page.make_storage(device, engine.shared_from_this());
   }
   return tensor_over(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(page.storage()), device, tensor,
-                     static_cast<int64_t>((entry.begin - span.begin) / tensor.element_size()));
+                     static_cast<int64_t>((entry.begin - span.begin) / static_cast<Bytes>(tensor.element_size())));
 }
 
 }  // namespace noria

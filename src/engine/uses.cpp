@@ -28,6 +28,16 @@ std::size_t uses_of(std::uint64_t engine) {
   return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
 }
 
+/// Place in t_uses of the latest use that `is_it`, its size when there is none.
+std::size_t latest(auto const& is_it) {
+  for (std::size_t i = t_uses.size(); i-- > 0;) {
+    if (is_it(t_uses[i])) {
+      return i;
+    }
+  }
+  return t_uses.size();
+}
+
 std::span<plan::GroupIndex const> groups_of(Use const& use) {
   if (use.module == plan::kNoModule) {
     return {&use.single, 1};
@@ -76,9 +86,8 @@ void Engine::begin_group(plan::GroupIndex group) {
 
 void Engine::end(plan::ModuleIndex module) noexcept {
   auto const is_it = [&](Use const& use) { return use.engine == id_ && use.module == module; };
-  auto const found = std::find_if(t_uses.rbegin(), t_uses.rend(), is_it);
-  if (found != t_uses.rend()) {
-    end_uses_from(static_cast<std::size_t>(t_uses.rend() - found) - 1);
+  if (std::size_t const found = latest(is_it); found < t_uses.size()) {
+    end_uses_from(found);
   }
 }
 
@@ -86,13 +95,13 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
   auto const is_it = [&](Use const& use) {
     return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
   };
-  auto const found = std::find_if(t_uses.rbegin(), t_uses.rend(), is_it);
-  if (found == t_uses.rend()) {
+  std::size_t const found = latest(is_it);
+  if (found == t_uses.size()) {
     return;
   }
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
-  Use const use = *found;
-  t_uses.erase(std::next(found).base());
+  Use const use = t_uses[found];
+  t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   auto const lock = lock_politely(mutex_);
   release(use.single);
   if (uses_of(id_) == 0) {
