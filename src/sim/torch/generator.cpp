@@ -54,8 +54,8 @@ at::Generator const& default_generator(c10::DeviceIndex index) {
   // Leaked: PyTorch holds references to the elements until the process ends.
   static auto& generators = *new std::deque<at::Generator>();
   auto const wanted = static_cast<std::size_t>(index < 0 ? current_device() : index);
-  TORCH_CHECK(wanted < static_cast<std::size_t>(device_count()), "invalid device index ", wanted, ": the simulator has ",
-              static_cast<int>(device_count()), " devices");
+  TORCH_CHECK(wanted < static_cast<std::size_t>(device_count()), "invalid device index ", wanted,
+              ": the simulator has ", static_cast<int>(device_count()), " devices");
   std::lock_guard const lock(mutex);
   while (generators.size() <= wanted) {
     generators.push_back(at::make_generator<SimGenerator>(static_cast<c10::DeviceIndex>(generators.size())));

@@ -124,7 +124,7 @@ bool OperatorCall::must_stay_dry() const {
   if (!dry::active()) {
     return false;
   }
-  return std::any_of(operands_.begin(), operands_.end(), [](Operand const& operand) {
+  return std::ranges::any_of(operands_, [](Operand const& operand) {
     bool const unknown = operand.read && !dry::known(*operand.tensor);
     bool const no_memory = operand.written && operand.tensor->storage().nbytes() > sim::kSmallBlock;
     return unknown || no_memory;
