@@ -95,9 +95,10 @@ at::Tensor const& resize(at::Tensor const& self, c10::SymIntArrayRef size, std::
     TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
     impl->empty_tensor_restride(*format);
   }
-  return self;
+  return self;  // NOLINT(bugprone-return-const-ref-from-parameter): the signature of aten::resize_
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the signature of aten::set_.source_Storage_storage_offset
 at::Tensor& set_storage(at::Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
                         c10::SymIntArrayRef stride) {
   TORCH_CHECK(source.device_type() == kSimDevice, "set_: a tensor on ", self.device(),
@@ -119,7 +120,7 @@ at::Tensor& set_storage(at::Tensor& self, c10::Storage source, c10::SymInt offse
 }
 
 at::Tensor& set_whole_storage(at::Tensor& self, c10::Storage source) {
-  std::int64_t const count = static_cast<std::int64_t>(source.nbytes() / self.itemsize());
+  auto const count = static_cast<std::int64_t>(source.nbytes() / self.itemsize());
   return set_storage(self, std::move(source), 0, {c10::SymInt(count)}, {c10::SymInt(1)});
 }
 
