@@ -113,6 +113,7 @@ void init_engine(py::module_& m) {
       .def_property_readonly("group_names",
                              [](plan::Grouping const& g) {
                                std::vector<std::string> names;
+                               names.reserve(g.groups.size());
                                for (plan::Group const& group : g.groups) {
                                  names.push_back(group.name);
                                }
@@ -121,6 +122,7 @@ void init_engine(py::module_& m) {
       .def_property_readonly("group_pages",
                              [](plan::Grouping const& g) {
                                std::vector<std::vector<plan::PageIndex>> pages;
+                               pages.reserve(g.groups.size());
                                for (plan::Group const& group : g.groups) {
                                  pages.push_back(group.pages);
                                }
@@ -189,6 +191,7 @@ void init_engine(py::module_& m) {
           [](Engine& engine, plan::GroupIndex group, ShardSet const& shards,
              std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, Bytes>> const& parts) {
             std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
+            extents.reserve(parts.size());
             for (auto const& [page, file, offset, bytes] : parts) {
               extents.emplace_back(page,
                                    FileExtent{.file = shards.files()[file], .file_offset = offset, .bytes = bytes});
