@@ -45,12 +45,14 @@ class InputMover {
     }
     if (PyList_CheckExact(value.ptr())) {
       auto list = py::reinterpret_borrow<py::list>(value);
-      for (std::size_t i = 0; i < list.size(); ++i) {
-        py::object const before = list[i];
+      std::size_t place = 0;
+      for (py::handle const item : list) {
+        auto const before = py::reinterpret_borrow<py::object>(item);
         py::object const after = move(before);
         if (!after.is(before)) {
-          list[i] = after;
+          list[place] = after;  // the same length: the iteration goes on
         }
+        ++place;
       }
       return value;
     }
@@ -58,7 +60,7 @@ class InputMover {
       auto dict = py::reinterpret_borrow<py::dict>(value);
       std::vector<std::pair<py::object, py::object>> changed;
       for (auto const& [key, item] : dict) {
-        py::object const before = py::reinterpret_borrow<py::object>(item);
+        auto const before = py::reinterpret_borrow<py::object>(item);
         py::object const after = move(before);
         if (!after.is(before)) {
           changed.emplace_back(py::reinterpret_borrow<py::object>(key), after);
@@ -116,7 +118,7 @@ class ModuleHook {
   }
 
   /// forward pre-hook with kwargs.
-  py::object before(py::handle module, py::tuple args, py::dict kwargs) {
+  py::object before(py::handle module, py::tuple const& args, py::dict const& kwargs) {
     std::vector<plan::ModuleIndex> open = engine_->uses_of_this_thread();
     if (inside_a_module(open) && engine_->is_root(module_)) {
       reclaim_interrupted(module, open);
@@ -133,7 +135,7 @@ class ModuleHook {
       return py::none();
     }
     begin();
-    return move_inputs(std::move(args), std::move(kwargs));
+    return move_inputs(args, kwargs);
   }
 
   /// forward hook, always called.
@@ -231,7 +233,7 @@ class ModuleHook {
     return std::ranges::any_of(open, [](plan::ModuleIndex module) { return module != plan::kNoModule; });
   }
 
-  py::object move_inputs(py::tuple args, py::dict kwargs) {
+  py::object move_inputs(py::tuple const& args, py::dict const& kwargs) {
     InputMover mover(engine_->options().device);
     py::object const moved_args = mover.move(args);
     for (auto const& [key, value] : py::dict(kwargs)) {
