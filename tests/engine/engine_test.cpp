@@ -19,6 +19,7 @@ class EngineOnCpu : public ::testing::Test {
 
   std::vector<at::Tensor> weights(int count) {
     std::vector<at::Tensor> out;
+    out.reserve(static_cast<std::size_t>(count));
     for (int i = 0; i < count; ++i) {
       out.push_back(at::randn({kWidth, kWidth}));
     }
@@ -32,10 +33,12 @@ class EngineOnCpu : public ::testing::Test {
       table.add(tensors[i], "layers." + std::to_string(i) + ".weight");
     }
     table.find_pages();
+    modules.reserve(tensors.size() + 1);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       modules.push_back({.name = "layers." + std::to_string(i), .parent = 0, .pages = {table.page_of(i)}});
     }
     std::vector<Bytes> bytes;
+    bytes.reserve(table.pages().size());
     for (Engine::PageSpec const& page : table.pages()) {
       bytes.push_back(page.bytes);
     }
