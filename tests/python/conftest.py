@@ -25,7 +25,7 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="long: runs with NORIA_LONG=1 (make test-long)")
     for item in items:
-        if "long" in item.keywords and not LONG:
+        if item.get_closest_marker("long") is not None and not LONG:
             item.add_marker(skip)
 
 

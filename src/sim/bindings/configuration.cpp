@@ -1,10 +1,11 @@
+#include <noria/sim.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <stdexcept>
 #include <string>
-#include <variant>
+#include <utility>
 
 #include "sim/bindings/topics.h"
 #include "sim/torch/backend.h"
@@ -14,30 +15,28 @@ namespace py = pybind11;
 namespace noria::simtorch {
 namespace {
 
-sim::CheckerMode parse_checker(std::string const& name) {
+void enable_from_python(std::string profile, std::string profile_json, std::string overrides_json, int devices,
+                        Bytes memory_bytes, bool dry, std::string checker, bool streams, bool pinned_memory,
+                        bool caching_allocator, int copy_engines) {
+  sim::enable({.profile = std::move(profile),
+               .profile_json = std::move(profile_json),
+               .overrides_json = std::move(overrides_json),
+               .devices = devices,
+               .memory_bytes = memory_bytes,
+               .dry = dry,
+               .checker = std::move(checker),
+               .streams = streams,
+               .pinned_memory = pinned_memory,
+               .caching_allocator = caching_allocator,
+               .copy_engines = copy_engines});
+}
+
+void set_checker(std::string const& name) {
   auto const mode = sim::checker_mode(name);
   if (!mode) {
     throw std::invalid_argument("checker must be 'raise', 'record' or 'off', not '" + name + "'");
   }
-  return *mode;
-}
-
-void enable_from_python(std::string const& profile, std::string const& profile_json, std::string const& overrides_json,
-                        int devices, Bytes memory_bytes, bool dry, std::string const& checker, bool streams,
-                        bool pinned_memory, bool caching_allocator, int copy_engines) {
-  sim::Profile base = profile_json.empty() ? sim::profile(profile) : sim::profile_from_json(profile, profile_json);
-  if (!overrides_json.empty()) {
-    base = sim::with_overrides(std::move(base), overrides_json);
-  }
-  sim::Config config;
-  config.devices.assign(static_cast<std::size_t>(devices), {.profile = base, .memory_bytes = memory_bytes});
-  config.checker = parse_checker(checker);
-  config.dry = dry;
-  config.streams = streams;
-  config.pinned_memory = pinned_memory;
-  config.caching_allocator = caching_allocator;
-  config.copy_engines = copy_engines;
-  enable(std::move(config));
+  runtime().set_checker(*mode);
 }
 
 void inject(std::string const& kind, std::uint64_t after, std::uint64_t count, int device, Bytes above, double factor,
@@ -66,7 +65,7 @@ void init_configuration(py::module_& m) {
         py::arg("streams"), py::arg("pinned_memory"), py::arg("caching_allocator"), py::arg("copy_engines"));
   m.def("enabled", &enabled);
   m.def("reserve", &reserve, py::arg("devices"), py::arg("run_backward"));
-  m.def("set_checker", [](std::string const& mode) { runtime().set_checker(parse_checker(mode)); }, py::arg("mode"));
+  m.def("set_checker", &set_checker, py::arg("mode"));
   m.def("inject", &inject, py::arg("kind"), py::kw_only(), py::arg("after"), py::arg("count"), py::arg("device"),
         py::arg("above"), py::arg("factor"), py::arg("extra_seconds"), py::arg("sticky"));
   m.def("clear_injections", [] { runtime().clear_injections(); });

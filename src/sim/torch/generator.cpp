@@ -21,6 +21,8 @@ void swap_engines(at::CPUGeneratorImpl& a, at::CPUGeneratorImpl& b) {
   b.set_next_double_normal_sample(spare_double);
 }
 
+std::mutex borrow_mutex;
+
 at::CPUGeneratorImpl& host_default() { return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>(); }
 
 }  // namespace
@@ -64,7 +66,9 @@ at::Generator const& default_generator(c10::DeviceIndex index) {
 }
 
 BorrowedDefaultGenerator::BorrowedDefaultGenerator(c10::DeviceIndex index)
-    : host_(host_default()), device_(*default_generator(index).get<SimGenerator>()->cpu().get<at::CPUGeneratorImpl>()) {
+    : turn_(borrow_mutex),
+      host_(host_default()),
+      device_(*default_generator(index).get<SimGenerator>()->cpu().get<at::CPUGeneratorImpl>()) {
   swap_engines(host_, device_);
 }
 

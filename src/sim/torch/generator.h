@@ -5,6 +5,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 
+#include <mutex>
+
 namespace noria::simtorch {
 
 class SimGenerator final : public c10::GeneratorImpl {
@@ -36,7 +38,7 @@ class SimGenerator final : public c10::GeneratorImpl {
 at::Generator const& default_generator(c10::DeviceIndex index);
 
 /// Makes the CPU's default generator draw from device `index`'s for as long as it lives: for kernels that take no
-/// generator. Holds the lock of both.
+/// generator. One at a time; a thread that draws on the CPU meanwhile draws from the device's.
 class BorrowedDefaultGenerator {
  public:
   explicit BorrowedDefaultGenerator(c10::DeviceIndex index);
@@ -45,6 +47,7 @@ class BorrowedDefaultGenerator {
   BorrowedDefaultGenerator& operator=(BorrowedDefaultGenerator const&) = delete;
 
  private:
+  std::unique_lock<std::mutex> turn_;
   at::CPUGeneratorImpl& host_;
   at::CPUGeneratorImpl& device_;
 };

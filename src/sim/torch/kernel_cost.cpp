@@ -75,9 +75,8 @@ Flops attention(std::span<c10::IValue const> arguments, std::size_t first, doubl
   return {causal ? 0.5 * count : count, query->scalar_type()};
 }
 
-bool causal_flag(OperatorInfo const& info, std::span<c10::IValue const> arguments) {
-  // The first bool of every attention schema is `is_causal`.
-  static_cast<void>(info);
+// The first bool of every attention schema is `is_causal`.
+bool causal_flag(std::span<c10::IValue const> arguments) {
   for (auto const& value : arguments) {
     if (value.isBool()) {
       return value.toBool();
@@ -100,9 +99,9 @@ Flops count_flops(OperatorInfo const& info, std::span<c10::IValue const> argumen
     case Work::kConvolutionBackward:
       return convolution_backward(arguments);
     case Work::kAttention:
-      return attention(arguments, 0, 2.0, causal_flag(info, arguments));
+      return attention(arguments, 0, 2.0, causal_flag(arguments));
     case Work::kAttentionBackward:
-      return attention(arguments, 1, 5.0, causal_flag(info, arguments));
+      return attention(arguments, 1, 5.0, causal_flag(arguments));
   }
   return {};
 }

@@ -14,9 +14,9 @@ namespace {
 
 // `self` of these is written whole and not read.
 bool overwrites_self(std::string_view base) {
-  static std::unordered_set<std::string_view> const names{
-      "fill_",      "zero_",        "copy_",       "normal_", "uniform_",   "random_",
-      "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_", "_index_put_impl_never"};
+  static std::unordered_set<std::string_view> const names{"fill_",       "zero_",   "copy_",      "normal_",
+                                                          "uniform_",    "random_", "bernoulli_", "exponential_",
+                                                          "log_normal_", "cauchy_", "geometric_"};
   return names.contains(base);
 }
 
@@ -63,12 +63,9 @@ Work work_of(std::string_view base) {
 
 ArgumentKind kind_of(c10::Argument const& argument) {
   c10::TypePtr type = argument.type();
-  bool optional = false;
   if (auto const inner = type->cast<c10::OptionalType>()) {
     type = inner->getElementType();
-    optional = true;
   }
-  static_cast<void>(optional);
   switch (type->kind()) {
     case c10::TypeKind::TensorType:
       return ArgumentKind::kTensor;

@@ -76,10 +76,5 @@ TEST_F(EvictedWeight, ViewsNeedNoBytesAndFollowThemWhenTheyComeBack) {
   EXPECT_EQ(windows.size(0), 3);
 }
 
-TEST_F(EvictedWeight, WithoutElementsNeedsNoBytes) {
-  auto const none = weight.slice(0, 4, 4);
-  EXPECT_EQ(at::add(none, none).numel(), 0);
-}
-
 }  // namespace
 }  // namespace noria::simtorch
