@@ -171,6 +171,13 @@ def _apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: boo
             "change the whole model, or end offloading with remove() first"
         )
     settings = offload._settings
+    if wanted.device == device:
+        with torch.no_grad():
+            settings.check(
+                dict(zip(offload.root_names, offload.roots, strict=True)),
+                held_bytes=offload.status().device_bytes,
+                dtype_of=lambda dtype: fn(torch.empty(0, dtype=dtype, device=device)).dtype,
+            )
     offload.remove("cpu")
     nn.Module._apply(module, fn, recurse)
     if wanted.device == device:

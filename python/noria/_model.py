@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,11 +77,27 @@ def rebuild(tensor: torch.Tensor, inner: Mapping[tuple[str, ...], torch.Tensor],
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())  # type: ignore[attr-defined]
 
 
+def _without_bytes(tensor: torch.Tensor, dtype: torch.dtype, known: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A meta tensor as `tensor` would be with another dtype; what shares a storage goes on sharing one."""
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in known:
+        known[key] = torch.empty(storage.nbytes() // tensor.element_size(), dtype=dtype, device="meta")
+    return known[key].view(dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 class Model:
     """The modules of one or several roots, their tensors in a table, and what belongs to what."""
 
-    def __init__(self, roots: Mapping[str, nn.Module]) -> None:
-        """Walks the roots. `roots` maps a name (may be "") to each."""
+    def __init__(
+        self, roots: Mapping[str, nn.Module], dtype_of: Callable[[torch.dtype], torch.dtype] | None = None
+    ) -> None:
+        """Walks the roots.
+
+        Args:
+            roots: maps a name (may be "") to each.
+            dtype_of: plans for the model as it would be with other dtypes; it cannot be managed then.
+        """
         self.modules: list[nn.Module] = []
         self.names: list[str] = []
         self.slots: list[Slot] = []
@@ -91,8 +107,11 @@ class Model:
         self._index: dict[int, int] = {}
         for name, root in roots.items():
             self._walk(root, name, _C.NO_MODULE)
+        converted: dict[int, torch.Tensor] = {}
         for slot in self.slots:
             for path, tensor in inner_tensors(slot.tensor):
+                if dtype_of is not None:
+                    tensor = _without_bytes(tensor, dtype_of(tensor.dtype), converted)
                 slot.leaves.append(Leaf(path, self.table.add(tensor, slot.name)))
         self.table.find_pages()
 

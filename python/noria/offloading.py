@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -108,14 +108,18 @@ class Settings:
         parts = [f"device={str(self.device)!r}", f"budget={self.budget!r}", f"granularity={self.granularity!r}"]
         return ", ".join(parts)
 
-    def budget_bytes(self, model: Model) -> int:
+    def budget_bytes(self, model: Model, held_bytes: int = 0) -> int:
         """Bytes of weights allowed on the device at once.
+
+        Args:
+            model: what shall be offloaded.
+            held_bytes: device memory that is taken now and will be free by then.
 
         Raises:
             TypeError: not an amount.
             ValueError: not an amount of memory.
         """
-        free = free_bytes(self.device) if self._needs_free() else 0
+        free = free_bytes(self.device) + held_bytes if self._needs_free() else 0
         if self.device_limit is not None:
             limit = resolve_bytes(self.device_limit, free, "device_limit")
             reserve = int(limit * _DEFAULT_RESERVE) if self.reserve is None else self._reserve_bytes(free)
@@ -156,13 +160,10 @@ class Settings:
             else min(resolve_bytes(self.host_budget, available, "host_budget"), available)
         )
 
-    def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
-        """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
+    def _plan(self, model: Model, held_bytes: int = 0) -> tuple[_C.Engine, _C.Grouping]:
+        """An engine for the model that has taken nothing yet."""
         self._refuse_dry_run()
-        model = Model(roots)
-        if self.file_homes is not None:
-            self.file_homes.check(model)
-        fixed = None if self.budget == "ring" else self.budget_bytes(model)
+        fixed = None if self.budget == "ring" else self.budget_bytes(model, held_bytes)
         split = max(fixed // 4, 1) if self.granularity == "auto" and fixed is not None else 0
         grouping = model.group(self.granularity, self.blocks_per_group, self.block_modules, split)
         budget = _C.ring_bytes(model.table, grouping, 2 if self.use_streams else 1) if fixed is None else fixed
@@ -178,6 +179,30 @@ class Settings:
             low_memory=self.low_memory,
             verify=self.verify,
         )
+        return engine, grouping
+
+    def check(
+        self,
+        roots: Mapping[str, nn.Module],
+        *,
+        held_bytes: int = 0,
+        dtype_of: Callable[[torch.dtype], torch.dtype] | None = None,
+    ) -> None:
+        """Raises what `enable` would, and changes nothing.
+
+        Args:
+            roots: what shall be offloaded; may be managed already.
+            held_bytes: device memory that is taken now and will be free by then.
+            dtype_of: the dtype that tensors will have by then, by their present one.
+        """
+        self._plan(Model(roots, dtype_of), held_bytes)
+
+    def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
+        """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
+        model = Model(roots)
+        if self.file_homes is not None:
+            self.file_homes.check(model)
+        engine, grouping = self._plan(model)
         offload._settings = self
         offload._engine = engine
         offload._roots = {name: weakref.ref(root) for name, root in roots.items()}
@@ -272,15 +297,11 @@ class Offload:
                 for leaf in _C_leaves(slot.tensor)
             }
         )
-        begun: list[int] = []
+        self._engine.hold(groups)
         try:
-            for group in groups:
-                self._engine.begin_group(group)
-                begun.append(group)
             yield
         finally:
-            for group in reversed(begun):
-                self._engine.end_group(group)
+            self._engine.let_go(groups)
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
@@ -342,6 +363,7 @@ class Offload:
         """The model has changed (adapters, replaced layers): takes it up anew, with the same settings."""
         roots = dict(zip(self.root_names, self.roots, strict=True))
         settings = self._settings
+        settings.check(roots, held_bytes=self.status().device_bytes)
         self.remove("cpu")
         settings.enable(self, roots)
 
@@ -440,10 +462,12 @@ def check_free_to_manage(roots: Mapping[str, nn.Module], settings: Settings, *, 
 def start(roots: Mapping[str, nn.Module], settings: Settings, *, strict_accelerate: bool = False) -> Offload:
     """Takes the roots under management; reconfigures them if they are under it already."""
     check_free_to_manage(roots, settings, strict_accelerate=strict_accelerate)
-    for root in roots.values():
-        owner: Offload | None = root.__dict__.get("_noria_offload")
-        if owner is not None:
-            owner.remove("cpu")
+    owners = {id(owner): owner for root in roots.values() if (owner := root.__dict__.get("_noria_offload")) is not None}
+    if owners:
+        held = sum(owner.status().device_bytes for owner in owners.values() if owner.device == settings.device)
+        settings.check(roots, held_bytes=held)
+    for owner in owners.values():
+        owner.remove("cpu")
     handle = Offload()
     settings.enable(handle, roots)
     return handle

@@ -406,6 +406,9 @@ void Engine::stop() {
     BlockingRegion const region;
     backend_.synchronize();
   }
+  for (GroupState& group : groups_) {
+    group.home = HostHome();  // the model's tensors keep their part of it, and give it up one by one
+  }
   arena_.clear();
   arena_bytes_ = 0;
 }

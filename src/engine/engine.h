@@ -136,9 +136,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_failed_begin(plan::ModuleIndex module);
   /// Modules of the calling thread's uses, outermost first.
   [[nodiscard]] std::vector<plan::ModuleIndex> uses_of_this_thread() const;
-  /// As begin, for one group and no module; the operator net's and resident()'s.
+  /// As begin, for one group and no module; the operator net's.
   void begin_group(plan::GroupIndex group);
   void end_group(plan::GroupIndex group) noexcept;
+  /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
+  /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
+  void hold(std::vector<plan::GroupIndex> const& groups);
+  void let_go(std::vector<plan::GroupIndex> const& groups) noexcept;
   /// Between start() and stop(): outside, operators on closed pages are none of ours.
   [[nodiscard]] bool running() const { return running_; }
   /// True when the calling thread holds a use of the group.
@@ -203,6 +207,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Place place = Place::kEvicted;
     Bytes device_offset = 0;
     std::uint32_t uses = 0;
+    std::uint32_t holds = 0;  // by hold(): must not move
     bool open = false;
     bool used_since_load = false;
     std::vector<Event> use_begins;  // while tracing
@@ -231,8 +236,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
   void release(plan::GroupIndex group) noexcept;
-  /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. False when that would
-  /// not help or is not ours to do.
+  /// Threads that wait for room look again.
+  void note_release() noexcept;
+  /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. Where the ring is too
+  /// small, residents that nobody uses give way until the next plan. False when that would not help or is not ours to
+  /// do.
   bool compact(std::span<plan::GroupIndex const> wanted);
   bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
   [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
@@ -243,16 +251,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void move_home_to_memory(plan::GroupIndex group);
   void open_pages(plan::GroupIndex group);
   void close_pages(plan::GroupIndex group);
+  /// A resident whose bytes have arrived, as the host has seen: operators on any stream need not ask for it again.
+  void keep_open(plan::GroupIndex group);
   void wait_ready(plan::GroupIndex group, c10::Stream stream);
   void prefetch();
   void mark_free(plan::GroupIndex group, c10::Stream stream);
   void drain();
+  /// The host waits for all work of the device. Residents are used without marks: whoever overwrites one or copies it
+  /// back, which is rare, waits this way.
+  void settle();
   [[nodiscard]] std::string describe_need(plan::GroupIndex group) const;
   [[nodiscard]] std::byte* device_address(plan::GroupIndex group) const;
   [[nodiscard]] bool resident(plan::GroupIndex group) const { return residency_.resident[group]; }
   [[nodiscard]] bool any_dirty(plan::GroupIndex group) const;
   void apply_resize();
   void replan_if_learned();
+  void take_plan(plan::Residency residency);
   void end_uses_from(std::size_t first) noexcept;
   void finish_entry() noexcept;
   void read_stalls();
@@ -283,7 +297,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t clock_ = 0;  // counts uses
   std::optional<plan::GroupIndex> last_group_;
   std::vector<plan::GroupIndex> planned_order_;
-  std::size_t waiting_ = 0;
+  bool replan_due_ = false;  // residents gave way, or are no longer held
+  std::size_t waiting_ = 0;  // threads that have found no room since the latest release
+  std::uint64_t releases_ = 0;
+  std::size_t holds_ = 0;  // of all groups
   std::size_t users_ = 0;  // threads with an open use
   std::shared_ptr<HostBlock> staging_;
   std::atomic<bool> running_{false};  // between start() and stop()

@@ -144,14 +144,10 @@ void Engine::copy_in(plan::GroupIndex index) {
 
 void Engine::vacate(plan::GroupIndex index) {
   GroupState& group = groups_[index];
-  if (async_ && resident(index)) {
-    // Residents carry no marks; whatever was given to the streams that used it so far comes first.
-    for (c10::Stream stream : std::vector<c10::Stream>(group.waited)) {
-      mark_free(index, stream);
-    }
-  }
   if (any_dirty(index)) {
     write_back(index);
+  } else if (resident(index)) {
+    settle();
   }
   if (group.open) {
     close_pages(index);
@@ -180,8 +176,10 @@ void Engine::write_back(plan::GroupIndex index) {
   c10::Stream const stream = async_ ? out_stream_ : backend_.current_stream();
   Event begin;
   if (async_) {
-    if (group.uses > 0 || resident(index)) {
-      // In use right now, or without marks: everything given to the using streams so far.
+    if (resident(index)) {
+      settle();
+    } else if (group.uses > 0) {
+      // In use right now: everything given to the using streams so far.
       for (c10::Stream user : std::vector<c10::Stream>(group.waited)) {
         mark_free(index, user);
       }
@@ -214,6 +212,14 @@ void Engine::write_back(plan::GroupIndex index) {
   }
   if (tracing_) {
     note_slice(index, "copy out", std::move(begin), stream);
+  }
+}
+
+void Engine::settle() {
+  if (async_) {
+    BlockingRegion const region;
+    ++host_syncs_;
+    backend_.synchronize();
   }
 }
 
@@ -275,9 +281,10 @@ void Engine::replan_if_learned() {
   }
   // The same pass may be seen from another start: what counts is how often each group is used, and beside whom.
   std::ranges::rotate(order, std::ranges::min_element(order));
-  if (order == planned_order_) {
+  if (order == planned_order_ && !replan_due_) {
     return;
   }
+  replan_due_ = false;
   planned_order_ = order;
   for (plan::GroupUse& cost : costs_) {
     cost.uses = 0;
@@ -286,15 +293,18 @@ void Engine::replan_if_learned() {
     ++costs_[g].uses;
   }
   plan::Residency learned = plan::choose_residents(costs_, order, options_.budget, async_ ? options_.depth : 1);
-  if (learned.resident == residency_.resident) {
-    return;
+  if (learned.resident != residency_.resident) {
+    take_plan(std::move(learned));
   }
+}
+
+void Engine::take_plan(plan::Residency residency) {
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     if (groups_[g].place == Place::kLoaded) {
       vacate(g);
     }
   }
-  residency_ = std::move(learned);
+  residency_ = std::move(residency);
   ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
 }
 

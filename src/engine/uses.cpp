@@ -51,7 +51,7 @@ void Engine::begin(plan::ModuleIndex module) {
   std::vector<plan::GroupIndex> const& needs = grouping_.needs[module];
   auto lock = lock_politely(mutex_);
   bool const outermost = uses_of(id_) == 0;
-  if (resize_to_ && users_ == (outermost ? 0U : 1U)) {
+  if (resize_to_ && holds_ == 0 && users_ == (outermost ? 0U : 1U)) {
     apply_resize();
   }
   users_ += outermost ? 1 : 0;
@@ -108,6 +108,60 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
     --users_;
     finish_entry();  // no hook will
   }
+  note_release();
+}
+
+void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
+  auto lock = lock_politely(mutex_);
+  NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
+  bool const outermost = uses_of(id_) == 0;
+  for (plan::GroupIndex group : groups) {
+    costs_[group].kept = true;
+  }
+  auto const take_back = [&] {
+    for (plan::GroupIndex group : groups) {
+      costs_[group].kept = groups_[group].holds > 0;
+    }
+    replan_due_ = true;
+  };
+  try {
+    if (users_ == 0) {
+      take_plan(plan::choose_residents(costs_, planned_order_, options_.budget, async_ ? options_.depth : 1));
+    }
+    acquire(lock, groups);
+  } catch (BudgetError const& error) {
+    take_back();
+    throw BudgetError("the modules do not fit the budget beside the rest: " + std::string(error.what()),
+                      error.smallest_bytes());
+  } catch (...) {
+    take_back();
+    throw;
+  }
+  users_ += outermost ? 1 : 0;
+  for (plan::GroupIndex group : groups) {
+    ++groups_[group].holds;
+    ++holds_;
+    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  }
+}
+
+void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
+  {
+    auto const lock = lock_politely(mutex_);
+    for (plan::GroupIndex group : groups) {
+      --holds_;
+      costs_[group].kept = --groups_[group].holds > 0;
+    }
+    replan_due_ = true;
+  }
+  for (plan::GroupIndex group : groups) {
+    end_group(group);
+  }
+}
+
+void Engine::note_release() noexcept {
+  ++releases_;
+  waiting_ = 0;
   released_.notify_all();
 }
 
@@ -149,7 +203,7 @@ void Engine::end_uses_from(std::size_t first) noexcept {
     --users_;
   }
   finish_entry();
-  released_.notify_all();
+  note_release();
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
@@ -202,12 +256,13 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         }
         ++waiting_;
         {
-          // Away from the interpreter first and back to it last, without the lock both times.
+          // Away from the interpreter first and back to it last, without the lock both times. What is released in
+          // between must not be missed.
+          std::uint64_t const seen = releases_;
           lock.unlock();
           BlockingRegion const region;
           lock.lock();
-          released_.wait(lock);
-          --waiting_;
+          released_.wait(lock, [&] { return releases_ != seen; });
           lock.unlock();
         }
         lock.lock();
@@ -221,6 +276,9 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
       if (!groups_[group].open) {
         open_pages(group);
       }
+      if (resident(group)) {
+        keep_open(group);
+      }
       groups_[group].used_since_load = true;
       if (tracing_) {
         groups_[group].use_begins.push_back(timing_event());
@@ -231,7 +289,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
     for (plan::GroupIndex group : groups) {
       --groups_[group].uses;
     }
-    released_.notify_all();
+    note_release();
     throw;
   }
   if (demanded) {
@@ -241,8 +299,15 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
 
 bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
   std::vector<plan::GroupIndex> held;
-  for (plan::GroupIndex g : ring_.groups()) {
+  Bytes held_bytes = 0;
+  Bytes missing_bytes = 0;
+  bool may_move = true;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     if (groups_[g].uses == 0) {
+      continue;
+    }
+    if (groups_[g].place != Place::kLoaded) {
+      missing_bytes += groups_[g].bytes;
       continue;
     }
     auto mine = static_cast<std::uint32_t>(std::ranges::count(wanted, g));
@@ -252,26 +317,43 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
     if (mine != groups_[g].uses) {
       return false;  // another thread may be reading it
     }
-    held.push_back(g);
+    may_move = may_move && groups_[g].holds == 0;
+    if (!resident(g)) {
+      held.push_back(g);
+    }
+    held_bytes += groups_[g].bytes;
   }
   // What is held stands in a row from the high edge afterwards; if it does already, moving gains nothing.
-  Bytes held_bytes = 0;
+  Bytes row_bytes = 0;
   bool in_a_row = true;
   std::ranges::sort(held, std::greater{}, [this](plan::GroupIndex g) { return groups_[g].device_offset; });
   for (plan::GroupIndex g : held) {
-    held_bytes += groups_[g].bytes;
-    in_a_row = in_a_row && groups_[g].device_offset == arena_bytes_ - held_bytes;
+    row_bytes += groups_[g].bytes;
+    in_a_row = in_a_row && groups_[g].device_offset == arena_bytes_ - row_bytes;
   }
-  if (held.empty() || in_a_row) {
+  bool const ring_suffices = row_bytes + missing_bytes <= arena_bytes_ - residency_.resident_bytes;
+  bool const arena_suffices = residency_.resident_bytes > 0 && held_bytes + missing_bytes <= arena_bytes_;
+  if (!may_move || (ring_suffices ? held.empty() || in_a_row : !arena_suffices)) {
     return false;
   }
-  for (plan::GroupIndex g : ring_.groups()) {
-    if (async_ && groups_[g].uses > 0) {
+  bool const give_up_residents = !ring_suffices;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place != Place::kLoaded || (resident(g) && !give_up_residents)) {
+      continue;
+    }
+    if (async_ && groups_[g].uses > 0 && !resident(g)) {
       mark_free(g, backend_.current_stream());
+    }
+    if (resident(g) && groups_[g].uses > 0) {
+      held.push_back(g);
     }
     vacate(g);
   }
-  ring_.clear();
+  if (give_up_residents) {
+    residency_ = plan::no_residents(costs_, arena_bytes_);
+    replan_due_ = true;
+  }
+  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
   for (plan::GroupIndex g : held) {
     bool const was_nested = std::exchange(groups_[g].nested, true);
     bool const placed = load(g, held, true);
@@ -311,10 +393,20 @@ void Engine::release(plan::GroupIndex index) noexcept {
 void Engine::open_pages(plan::GroupIndex group) {
   std::byte* const address = device_address(group);
   for (plan::PageIndex page : groups_[group].pages) {
-    pages_[page]->set_stays(resident(group));
+    pages_[page]->set_stays(false);
     pages_[page]->open(address + pages_[page]->offset());
   }
   groups_[group].open = true;
+}
+
+void Engine::keep_open(plan::GroupIndex group) {
+  std::vector<plan::PageIndex> const& pages = groups_[group].pages;
+  if (pages.empty() || pages_[pages.front()]->stays_open() || (async_ && !groups_[group].ready.query())) {
+    return;
+  }
+  for (plan::PageIndex page : pages) {
+    pages_[page]->set_stays(true);
+  }
 }
 
 void Engine::close_pages(plan::GroupIndex group) {

@@ -27,7 +27,7 @@ class Chooser {
     Residency plan;
     plan.resident.assign(groups_.size(), false);
     for (GroupIndex i = 0; i < groups_.size(); ++i) {
-      if (groups_[i].bytes > limit) {
+      if (groups_[i].bytes > limit || groups_[i].kept) {
         make_resident(plan, i);
       }
     }
@@ -206,11 +206,15 @@ Bytes cost(Residency const& plan, std::uint32_t wanted_depth) {
 }  // namespace
 
 SmallestBudget smallest_budget(std::span<GroupUse const> groups) {
-  SmallestBudget smallest;
+  Bytes kept = 0;
+  for (GroupUse const& group : groups) {
+    kept += group.kept ? group.bytes : 0;
+  }
+  SmallestBudget smallest{.bytes = kept};
   for (GroupIndex i = 0; i < groups.size(); ++i) {
-    Bytes sum = groups[i].bytes;
+    Bytes sum = kept + (groups[i].kept ? 0 : groups[i].bytes);
     for (GroupIndex around : groups[i].around) {
-      sum += groups[around].bytes;
+      sum += groups[around].kept ? 0 : groups[around].bytes;
     }
     if (sum > smallest.bytes) {
       smallest = {.bytes = sum, .largest = i};
@@ -259,6 +263,18 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
     }
   }
   return *best;
+}
+
+Residency no_residents(std::span<GroupUse const> groups, Bytes ring_bytes) {
+  Residency out;
+  out.resident.assign(groups.size(), false);
+  out.offsets.assign(groups.size(), 0);
+  out.ring_bytes = ring_bytes;
+  out.depth = 1;
+  for (GroupUse const& group : groups) {
+    out.streamed_bytes += group.bytes;
+  }
+  return out;
 }
 
 }  // namespace noria::plan

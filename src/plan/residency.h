@@ -15,6 +15,7 @@ struct GroupUse {
   Bytes bytes = 0;                      ///< on the device, padding included
   std::uint32_t uses = 1;               ///< per pass
   std::vector<GroupIndex> around = {};  ///< groups in use whenever this one is: those of the modules around it
+  bool kept = false;                    ///< a resident in any case
 };
 
 struct Residency {
@@ -26,8 +27,8 @@ struct Residency {
   std::uint32_t depth = 0;   ///< groups in a row that the ring holds together
 };
 
-/// The smallest budget that works: the largest set of groups in use together. `largest` names the group whose use
-/// needs it.
+/// The smallest budget that works: what is kept, and the largest set of other groups in use together. `largest` names
+/// the group whose use needs it.
 struct SmallestBudget {
   Bytes bytes = 0;
   GroupIndex largest = 0;
@@ -47,5 +48,8 @@ Bytes ring_budget(std::span<GroupUse const> groups, std::span<GroupIndex const> 
 /// no names, the caller adds them.
 Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget,
                            std::uint32_t depth);
+
+/// Everything is streamed through a ring of `ring_bytes`.
+Residency no_residents(std::span<GroupUse const> groups, Bytes ring_bytes);
 
 }  // namespace noria::plan

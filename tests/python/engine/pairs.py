@@ -28,6 +28,18 @@ class Pair:
         """The modules to offload."""
         return self.shape.parts(self.offloaded)
 
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all distinct storages, each padded as the engine places them."""
+        storages = {}
+        for part in self.shape.parts(self.resident).values():
+            for tensor in [*part.parameters(), *part.buffers()]:
+                inner = plain(tensor)
+                for leaf in inner if isinstance(inner, list) else [inner]:
+                    storage = leaf.untyped_storage()
+                    storages[storage.data_ptr()] = -(-storage.nbytes() // 512) * 512
+        return sum(storages.values())
+
     def smallest_budget(self, **options: Any) -> int:
         """The smallest budget that works, also when the model has grown to its largest."""
         if self.shape.grow is None:
@@ -69,14 +81,3 @@ def smallest_budget(parts: dict[str, nn.Module], device: torch.device, **options
     with pytest.raises(noria.BudgetError) as raised:
         noria.offload(parts, device, budget=0, **options)
     return raised.value.smallest_bytes
-
-
-def weights_bytes(parts: dict[str, nn.Module]) -> int:
-    """Bytes of all distinct storages, each padded as the engine places them."""
-    storages = {}
-    for part in parts.values():
-        for tensor in [*part.parameters(), *part.buffers()]:
-            for inner in [plain(tensor)] if isinstance(plain(tensor), torch.Tensor) else plain(tensor):
-                storage = inner.untyped_storage()
-                storages[storage.data_ptr()] = -(-storage.nbytes() // 512) * 512
-    return sum(storages.values())

@@ -63,18 +63,24 @@ class Shape:
 SHAPES: dict[str, Shape] = {}
 
 
+def seeded(factory: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Calls `factory` with the seed, and with random numbers that come from it."""
+
+    def build(seed: int) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return factory(seed)
+
+    return build
+
+
 def shape(
     name: str, calls: Mapping[str, Call], grow: Callable[[Any], Any] | None = None
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Registers a factory: what it makes gets weights and buffers from the seed."""
 
     def register(factory: Callable[[], Any]) -> Callable[[], Any]:
-        def build(seed: int) -> Any:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                return factory()
-
-        SHAPES[name] = Shape(name, build, calls, grow)
+        SHAPES[name] = Shape(name, seeded(lambda _: factory()), calls, grow)
         return factory
 
     return register
@@ -568,6 +574,27 @@ def denoise(pipe: Pipeline, inputs: Inputs) -> torch.Tensor:
         expert = pipe.expert if step % 2 == 0 else pipe.expert_2
         latents = latents - sigma.item() * expert(latents + prompt)
     return pipe.vae.decode(latents.reshape(1, 4, 4, 4))
+
+
+class Interrupted(Exception):
+    """What a module raises when a test says so."""
+
+
+class RaisesOnce:
+    """Inside this context the module raises after its forward has run."""
+
+    def __init__(self, module: nn.Module, error: type[BaseException]) -> None:
+        self.module = module
+        self.error = error
+
+    def __enter__(self) -> None:
+        def strike(_module: nn.Module, _args: Any, _output: Any) -> None:
+            raise self.error("as the test wants")
+
+        self.handle = self.module.register_forward_hook(strike)
+
+    def __exit__(self, *_error: object) -> None:
+        self.handle.remove()
 
 
 def flatten(value: Any) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import Pair, smallest_budget, weights_bytes
+from pairs import Pair, smallest_budget
 from shapes import SHAPES
 
 import noria
@@ -57,7 +57,7 @@ BUDGETS = [
 def test_every_budget_gives_the_same_bits(pair: Pair, granularity: str, share: float, verify: bool) -> None:
     """From the smallest that works to everything; `share` says where between the two."""
     smallest = pair.smallest_budget(granularity=granularity)
-    everything = max(2 * weights_bytes(pair.parts), smallest)
+    everything = max(2 * pair.weights_bytes, smallest)
     budget = smallest + int(share * (everything - smallest))
     handle = noria.offload(pair.parts, pair.device, budget=budget, granularity=granularity, verify=verify)
     pair.check()
@@ -68,7 +68,7 @@ def test_every_budget_gives_the_same_bits(pair: Pair, granularity: str, share: f
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_without_hooks_the_bits_are_the_same(pair: Pair, share: float) -> None:
     smallest = pair.smallest_budget(granularity="block", trigger="ops")
-    budget = smallest + int(share * weights_bytes(pair.parts))
+    budget = smallest + int(share * pair.weights_bytes)
     noria.offload(pair.parts, pair.device, budget=budget, granularity="block", trigger="ops")
     pair.check()
     pair.check_state()
