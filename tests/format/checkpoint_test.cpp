@@ -66,11 +66,11 @@ TEST_F(CheckpointFolder, ShardsAreOneCheckpoint) {
 TEST_F(CheckpointFolder, LayoutsOfDiffusersAndTransformersAreFound) {
   for (std::string const name : {"diffusion_pytorch_model", "model", "adapter_model"}) {
     for (std::string const variant : {"", "fp16"}) {
-      SCOPED_TRACE(name + " " + variant);
+      SCOPED_TRACE(fmt::format("{} {}", name, variant));
       std::string const dotted = variant.empty() ? "" : "." + variant;
       testing::TempDir const folder;
-      std::string const index_name = name + ".safetensors.index" + dotted + ".json";
-      std::string const shard_name = name + dotted + "-00001-of-00001.safetensors";
+      std::string const index_name = fmt::format("{}.safetensors.index{}.json", name, dotted);
+      std::string const shard_name = fmt::format("{}{}-00001-of-00001.safetensors", name, dotted);
       write_file(folder / shard_name, safetensors_bytes({{"w", "U8", {1}, "s"}}));
       write_file(folder / index_name, fmt::format(R"({{"weight_map":{{"w":"{}"}}}})", shard_name));
       EXPECT_EQ(find_checkpoint(folder.path(), variant)->index, folder / index_name);

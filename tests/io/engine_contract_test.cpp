@@ -17,7 +17,7 @@ namespace {
 using testing::ReadCase;
 
 constexpr std::size_t kDepth = 4;
-constexpr Bytes kBlock = 64 * 1024;
+constexpr Bytes kBlock = Bytes{64} * 1024;
 constexpr std::size_t kBlocks = 24;
 constexpr Bytes kTail = 4096;  // a file that does not end on a block of the test
 
@@ -94,6 +94,7 @@ TEST_P(EngineContract, CompletesEachOperationOnceWithItsBytes) {
 TEST_P(EngineContract, TakesNoMoreThanItsDepth) {
   auto const reads = engine();
   std::vector<ReadOp> operations;
+  operations.reserve(kBlocks);
   for (std::size_t i = 0; i < kBlocks; ++i) {
     operations.push_back(block(i));
   }

@@ -130,6 +130,7 @@ TEST_F(ReaderModes, MemoryThatCannotBePinnedIsFilledThroughABounceBuffer) {
 
 TEST_F(ReaderModes, SixteenReadsAreInFlightByDefaultAndNoMore) {
   std::vector<ReadPiece> pieces;
+  pieces.reserve(40);
   for (Bytes i = 0; i < 40; ++i) {
     pieces.push_back({.offset = i * 300'000, .length = 1000, .destination = i * 1000});
   }

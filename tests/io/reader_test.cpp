@@ -60,6 +60,7 @@ TEST_P(ReaderContract, ReadsRandomLayoutsToTheirPlacesAndNothingElse) {
   std::vector<std::string> contents{testing::pattern(5 * kMiB + 333, 1), testing::pattern(3 * kMiB + 7, 2),
                                     testing::pattern(100, 3)};
   std::vector<std::shared_ptr<SourceFile const>> files;
+  files.reserve(contents.size());
   for (std::size_t i = 0; i < contents.size(); ++i) {
     files.push_back(source("shard" + std::to_string(i), contents[i]));
   }
@@ -102,6 +103,7 @@ TEST_P(ReaderContract, ManyRequestsAreServedAtOnceFromManyThreads) {
   auto const file = source("weights", content);
   Reader reader(options());
   std::vector<std::thread> users;
+  users.reserve(4);
   for (int user = 0; user < 4; ++user) {
     users.emplace_back([&] {
       for (int round = 0; round < 4; ++round) {

@@ -38,6 +38,7 @@ struct Tree {
 
 std::vector<std::string> names(Grouping const& grouping) {
   std::vector<std::string> out;
+  out.reserve(grouping.groups.size());
   for (Group const& group : grouping.groups) {
     out.push_back(group.name);
   }
@@ -126,7 +127,8 @@ TEST(Grouping, AutoSplitsOnlyWhatIsTooLarge) {
 }
 
 TEST(Grouping, RefusesABlockModuleThatIsNotThere) {
-  EXPECT_THROW(t1(1).groups({.granularity = Granularity::kBlock, .block_modules = {"layers"}}), std::invalid_argument);
+  GroupingOptions const options{.granularity = Granularity::kBlock, .block_modules = {"layers"}};
+  EXPECT_THROW(static_cast<void>(t1(1).groups(options)), std::invalid_argument);
 }
 
 TEST(Grouping, EveryPageIsInExactlyOneGroup) {

@@ -126,8 +126,8 @@ void set_device_unchecked(c10::DeviceIndex index) noexcept { this_thread().devic
 
 sim::StreamRef current_stream(c10::DeviceIndex index) noexcept {
   ThreadState const& state = this_thread();
-  int const device = index < 0 ? state.device : index;
-  return {device, state.stream[static_cast<std::size_t>(device)]};
+  std::size_t const device = static_cast<unsigned char>(index < 0 ? state.device : index);
+  return {static_cast<int>(device), state.stream[device]};
 }
 
 sim::StreamRef exchange_stream(sim::StreamRef stream) {

@@ -55,8 +55,7 @@ at::Generator const& default_generator(c10::DeviceIndex index) {
   static std::mutex mutex;
   // Leaked: PyTorch holds references to the elements until the process ends.
   static auto& generators = *new std::deque<at::Generator>();
-  int const device = index < 0 ? current_device() : index;
-  auto const wanted = static_cast<std::size_t>(device);
+  std::size_t const wanted = static_cast<unsigned char>(index < 0 ? current_device() : index);
   TORCH_CHECK(wanted < static_cast<std::size_t>(device_count()), "invalid device index ", wanted,
               ": the simulator has ", static_cast<int>(device_count()), " devices");
   std::lock_guard const lock(mutex);
