@@ -12,7 +12,6 @@ import torch
 
 import noria.sim
 
-
 _M_MMAP_THRESHOLD = -3  # malloc.h of the GNU C library
 
 
