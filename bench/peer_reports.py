@@ -43,7 +43,9 @@ def run_one(name: str, offloader: str, answers: Any) -> None:
     os.environ["NORIA_OFFLOADER"] = offloader
     collected = Collect()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main([f"{TESTS / 'test_reports.py'}::{name}", "-q", "-p", "no:cacheprovider"], plugins=[collected])
+        pytest.main(
+            [f"{TESTS / 'test_offload_reports.py'}::{name}", "-q", "-p", "no:cacheprovider"], plugins=[collected]
+        )
     answers.send((collected.cases, collected.failures))
 
 
@@ -105,7 +107,7 @@ def main() -> int:
     import diffusers
     import diffusers.hooks.group_offloading
     import torch
-    from test_reports import REPORTS
+    from test_offload_reports import REPORTS
 
     import noria
 

@@ -166,6 +166,19 @@ class Model:
         """Bytes of all distinct tensors."""
         return sum(self.table.page_bytes)
 
+    def refuse_meta(self) -> None:
+        """Weights that are on meta have no values that could be offloaded.
+
+        Raises:
+            ValueError: names the first.
+        """
+        for slot in self.slots:
+            if any(tensor.is_meta for _, tensor in inner_tensors(slot.tensor)) and slot.tensor.numel() > 0:
+                raise ValueError(
+                    f"'{slot.name}' is on the meta device and has no values; noria.load(model, checkpoint, device) "
+                    f"fills it from safetensors files"
+                )
+
     def manage(self, engine: _C.Engine, pages: set[int]) -> None:
         """Turns every tensor with a page in `pages` into a managed one; its old memory is given up."""
         for slot in self.slots:

@@ -1,4 +1,4 @@
-"""The command line: `noria run`, `noria doctor`."""
+"""The command line: `noria run`, `noria bench`, `noria doctor`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import noria
 
 _COMMANDS = {
     "run": "run a model under a budget of device memory",
+    "bench": "measure one property, against its bound or against peers",
     "doctor": "say what this machine offers, what was chosen and why",
 }
 

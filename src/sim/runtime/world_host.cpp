@@ -135,7 +135,8 @@ void World::register_host(void* pointer, Bytes bytes) {
         fmt::format("cannot page-lock [{:#x}, {:#x}): it is empty, device memory, or page-locked already",
                     address(pointer), address(pointer) + bytes));
   }
-  foreign_.add(address(pointer), bytes, -1, 0);
+  Block const* const reserved = reserved_host_.empty() ? nullptr : reserved_host_.find(address(pointer));
+  foreign_.add(address(pointer), bytes, -1, 0).real = reserved == nullptr || reserved->real;
   try {
     pin(bytes);
   } catch (...) {

@@ -28,6 +28,20 @@ TEST(Dry, LargeMemoryOfAnySizeIsAddressesOnly) {
   runtime.release_reserved_host(pageable);
 }
 
+TEST(Dry, PageLockingReservedMemoryMakesItNoMoreReal) {
+  Runtime runtime(dry());
+  void* const large = runtime.reserve_host(kHuge / 2);
+  void* const small = runtime.reserve_host(1_MiB);
+  runtime.register_host(large, kHuge / 2);
+  runtime.register_host(small, 1_MiB);
+  EXPECT_FALSE(runtime.is_real(large));
+  EXPECT_TRUE(runtime.is_real(small));
+  runtime.unregister_host(large);
+  runtime.unregister_host(small);
+  runtime.release_reserved_host(large);
+  runtime.release_reserved_host(small);
+}
+
 TEST(Dry, SmallMemoryIsReal) {
   Runtime runtime(dry());
   DeviceBytes const device(runtime, 1_MiB);

@@ -1,0 +1,1 @@
+"""The project's benchmarks, one module per question; `noria bench` runs them."""
