@@ -1,4 +1,4 @@
-"""Offloading in a dry run of the simulator: nothing is copied, and order, bytes and virtual time are those of a real run."""
+"""Offloading in a dry run: nothing is copied; order, bytes and virtual time are those of a real run."""
 
 from __future__ import annotations
 
