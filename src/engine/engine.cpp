@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "engine/blocking.h"
 #include "engine/net.h"
+#include "engine/omission.h"
 
 namespace noria {
 namespace {
@@ -107,8 +108,29 @@ void Engine::plan_residency() {
                           " bytes): " + describe_need(smallest.largest),
                       smallest.bytes);
   }
-  residency_ = plan::choose_residents(costs_, order, options_.budget, async_ ? options_.depth : 1);
+  residency_ = choose(order);
   planned_order_ = std::move(order);
+}
+
+plan::Residency Engine::choose(std::span<plan::GroupIndex const> order) const {
+  if (!async_) {
+    return plan::choose_residents(costs_, order, options_.budget, 1);
+  }
+  plan::Speeds speeds = plan::Speeds::assumed(costs_, order.size());
+  if (measured_copy_seconds_ > 0.0) {
+    speeds.bytes_per_second = measured_bytes_ / measured_copy_seconds_;
+    double known = 0.0;
+    double count = 0.0;
+    for (double seconds : group_seconds_) {
+      known += std::max(seconds, 0.0);
+      count += seconds >= 0.0 ? 1.0 : 0.0;
+    }
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      double const seconds = group_seconds_[order[i]];
+      speeds.use_seconds[i] = seconds >= 0.0 ? seconds : known / std::max(count, 1.0);
+    }
+  }
+  return plan::choose_residents(costs_, order, options_.budget, options_.depth, &speeds);
 }
 
 std::string Engine::describe_need(plan::GroupIndex group) const {
@@ -191,6 +213,8 @@ void Engine::start() {
     out_stream_ = backend_.new_stream();
   }
   allocate_arena();
+  group_seconds_.assign(groups_.size(), -1.0);
+  measuring_ = async_ && backend_.capabilities().event_timing && residency_.streamed_bytes > 0;
   running_ = true;
   counted_by_net_ = true;
   OperatorNet::add_engine();
@@ -210,7 +234,9 @@ void Engine::allocate_arena() {
     // The arena belongs to the stream that is current now; the copy stream may touch it once that one has come here.
     Event allocated = backend_.new_event();
     allocated.record(backend_.current_stream());
-    allocated.block(in_stream_);
+    if (keeps(Ordering::kArenaBeforeLoad)) {
+      allocated.block(in_stream_);
+    }
   }
   peak_arena_bytes_ = std::max(peak_arena_bytes_, arena_bytes_);
   ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);

@@ -19,6 +19,7 @@
 #include "plan/order.h"
 #include "plan/ranges.h"
 #include "plan/residency.h"
+#include "plan/steady_pass.h"
 
 namespace noria {
 
@@ -191,6 +192,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Event after;
   };
 
+  /// Note [Measuring]
+  /// Which groups should stay on the device depends on how long each is computed with and how fast the link is. The
+  /// first passes are timed with events that are read once they have passed; then the plan is made anew, once.
+  struct UseProbe {
+    plan::GroupIndex group;
+    Event before;  // its waits for loads
+    Event after;
+  };
+  struct CopyProbe {
+    Bytes bytes;
+    Event begin;
+    Event end;
+  };
+
   enum class Place : std::uint8_t { kEvicted, kLoaded };
 
   struct FreeMark {
@@ -266,6 +281,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] bool any_dirty(plan::GroupIndex group) const;
   void apply_resize();
   void replan_if_learned();
+  [[nodiscard]] plan::Residency choose(std::span<plan::GroupIndex const> order) const;
+  /// Reads the probes when all have passed. False while some have not.
+  bool read_measurements();
+  void stop_measuring();
   void take_plan(plan::Residency residency);
   void end_uses_from(std::size_t first) noexcept;
   void finish_entry() noexcept;
@@ -316,6 +335,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<std::uint64_t> net_faults_{0};
   std::deque<StallProbe> probes_;
   std::vector<Event> spare_timing_events_;
+
+  bool measuring_ = false;
+  std::deque<UseProbe> use_probes_;
+  std::deque<CopyProbe> copy_probes_;
+  std::vector<double> group_seconds_;  // per use; negative: not measured
+  double measured_bytes_ = 0.0;
+  double measured_copy_seconds_ = 0.0;
 
   bool tracing_ = false;
   Event trace_begin_;

@@ -10,6 +10,7 @@
 #include "engine/blocking.h"
 #include "engine/engine.h"
 #include "engine/omission.h"
+#include "plan/ring_policy.h"
 
 namespace noria {
 
@@ -49,23 +50,17 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
     return residency_.offsets[index];
   }
   GroupState const& group = groups_[index];
-  bool keep_prefetched = true;
-  auto const tenancy = [&](plan::GroupIndex other) {
-    GroupState const& tenant = groups_[other];
-    bool const needed_sooner = std::ranges::find(sooner, other) != sooner.end();
-    bool const awaited = keep_prefetched && !tenant.used_since_load && (needed_sooner || demanded);
-    return plan::Tenancy{
-        .stays = tenant.uses > 0 || needed_sooner || awaited,
-        .stays_long = (tenant.uses > 0 && tenant.nested) || (tenant.uses == 0 && needed_sooner) || awaited,
-        .last_use = tenant.last_use};
+  auto const tenant = [this](plan::GroupIndex other) {
+    GroupState const& state = groups_[other];
+    return plan::Tenant{.in_use = state.uses > 0,
+                        .nested = state.nested,
+                        .used_since_load = state.used_since_load,
+                        .last_use = state.last_use};
   };
+  plan::RoomRequest const request{
+      .group = index, .bytes = group.bytes, .nested = group.nested, .demanded = demanded, .sooner = sooner};
   plan::RangeMap const before = ring_;
-  auto const side = group.nested ? plan::RangeMap::Side::kHigh : plan::RangeMap::Side::kLow;
-  auto placement = ring_.place(index, group.bytes, side, tenancy);
-  if (!placement && demanded) {
-    keep_prefetched = false;
-    placement = ring_.place(index, group.bytes, side, tenancy);
-  }
+  auto const placement = plan::find_room(ring_, request, tenant);
   if (!placement) {
     return std::nullopt;
   }
@@ -90,13 +85,15 @@ void Engine::copy_in(plan::GroupIndex index) {
   GroupState& group = groups_[index];
   std::byte* const target = device_address(index);
   c10::Stream const stream = async_ ? in_stream_ : backend_.current_stream();
-  if (async_ && group.written_back.recorded() && keeps(Ordering::kWriteBackBeforeReload)) {
-    group.written_back.block(stream);
-  }
   Event begin;
+  Event measured_begin;
   if (tracing_) {
     begin = timing_event();
     begin.record(stream);
+  }
+  if (measuring_) {
+    measured_begin = timing_event();
+    measured_begin.record(stream);
   }
   auto const wall_begin = std::chrono::steady_clock::now();
   if (group.home.block()) {
@@ -117,6 +114,11 @@ void Engine::copy_in(plan::GroupIndex index) {
       group.ready = backend_.new_event();
     }
     group.ready.record(stream);
+    if (measured_begin) {
+      CopyProbe probe{.bytes = group.bytes, .begin = std::move(measured_begin), .end = timing_event()};
+      probe.end.record(stream);
+      copy_probes_.push_back(std::move(probe));
+    }
   } else {
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_begin).count();
     ++stalls_;
@@ -216,7 +218,7 @@ void Engine::write_back(plan::GroupIndex index) {
 }
 
 void Engine::settle() {
-  if (async_) {
+  if (async_ && keeps(Ordering::kSettle)) {
     BlockingRegion const region;
     ++host_syncs_;
     backend_.synchronize();
@@ -238,7 +240,7 @@ void Engine::prefetch() {
     return;
   }
   // Far enough to see past residents to the next streamed groups.
-  std::array<plan::GroupIndex, 64> upcoming{};
+  std::array<plan::GroupIndex, plan::kLookAhead> upcoming{};
   std::size_t count = order_.upcoming(upcoming);
   std::vector<plan::GroupIndex> sooner;
   if (count == 0 && order_.uses() <= groups_.size()) {
@@ -249,8 +251,6 @@ void Engine::prefetch() {
       upcoming[count++] = g;
     }
   }
-  // Loads that nobody waits for yet; more would only delay one that a surprise needs at once.
-  constexpr std::size_t kMostAhead = 16;
   std::size_t ahead = 0;
   for (std::size_t i = 0; i < count; ++i) {
     plan::GroupIndex const g = upcoming[i];
@@ -260,7 +260,7 @@ void Engine::prefetch() {
       }
       ahead += groups_[g].used_since_load ? 0 : 1;
     } else {
-      if (ahead >= kMostAhead || !load(g, sooner, false)) {
+      if (ahead >= plan::kMostAhead || !load(g, sooner, false)) {
         return;
       }
       sooner.push_back(g);
@@ -279,6 +279,13 @@ void Engine::replan_if_learned() {
   if (order_.upcoming(order) < period) {
     return;
   }
+  if (measuring_) {
+    if (!read_measurements()) {
+      return;  // at the end of one of the next passes
+    }
+    stop_measuring();
+    replan_due_ = true;
+  }
   // The same pass may be seen from another start: what counts is how often each group is used, and beside whom.
   std::ranges::rotate(order, std::ranges::min_element(order));
   if (order == planned_order_ && !replan_due_) {
@@ -292,10 +299,42 @@ void Engine::replan_if_learned() {
   for (plan::GroupIndex g : order) {
     ++costs_[g].uses;
   }
-  plan::Residency learned = plan::choose_residents(costs_, order, options_.budget, async_ ? options_.depth : 1);
+  plan::Residency learned = choose(order);
   if (learned.resident != residency_.resident) {
     take_plan(std::move(learned));
   }
+}
+
+bool Engine::read_measurements() {
+  if (use_probes_.empty() || copy_probes_.empty() || !use_probes_.back().after.query() ||
+      !copy_probes_.back().end.query()) {
+    return false;
+  }
+  for (std::size_t i = 0; i + 1 < use_probes_.size(); ++i) {
+    // The quickest of the passes: the first ones warm up.
+    double const seconds = std::max(use_probes_[i].after.elapsed_seconds(use_probes_[i + 1].before), 0.0);
+    double& known = group_seconds_[use_probes_[i].group];
+    known = known < 0.0 ? seconds : std::min(known, seconds);
+  }
+  for (CopyProbe const& probe : copy_probes_) {
+    measured_bytes_ += static_cast<double>(probe.bytes);
+    measured_copy_seconds_ += probe.begin.elapsed_seconds(probe.end);
+  }
+  return true;
+}
+
+void Engine::stop_measuring() {
+  measuring_ = false;
+  for (UseProbe& probe : use_probes_) {
+    spare_timing_events_.push_back(std::move(probe.before));
+    spare_timing_events_.push_back(std::move(probe.after));
+  }
+  for (CopyProbe& probe : copy_probes_) {
+    spare_timing_events_.push_back(std::move(probe.begin));
+    spare_timing_events_.push_back(std::move(probe.end));
+  }
+  use_probes_.clear();
+  copy_probes_.clear();
 }
 
 void Engine::take_plan(plan::Residency residency) {

@@ -126,7 +126,7 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
   };
   try {
     if (users_ == 0) {
-      take_plan(plan::choose_residents(costs_, planned_order_, options_.budget, async_ ? options_.depth : 1));
+      take_plan(choose(planned_order_));
     }
     acquire(lock, groups);
   } catch (BudgetError const& error) {
@@ -269,6 +269,11 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
       }
     }
     c10::Stream const stream = backend_.current_stream();
+    UseProbe probe{.group = groups.empty() ? 0 : groups.back(), .before = {}, .after = {}};
+    if (measuring_ && !groups.empty()) {
+      probe.before = timing_event();
+      probe.before.record(stream);
+    }
     for (plan::GroupIndex group : groups) {
       if (async_) {
         wait_ready(group, stream);
@@ -283,6 +288,15 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
       if (tracing_) {
         groups_[group].use_begins.push_back(timing_event());
         groups_[group].use_begins.back().record(stream);
+      }
+    }
+    if (probe.before) {
+      probe.after = timing_event();
+      probe.after.record(stream);
+      use_probes_.push_back(std::move(probe));
+      constexpr std::size_t kMostProbes = 8192;  // an order that is not learned by then may never be
+      if (use_probes_.size() == kMostProbes) {
+        stop_measuring();
       }
     }
   } catch (...) {

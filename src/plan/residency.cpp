@@ -4,8 +4,12 @@
 #include <noria/error.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <optional>
 #include <set>
+
+#include "plan/steady_pass.h"
 
 namespace noria::plan {
 namespace {
@@ -22,8 +26,10 @@ class Chooser {
     return ring_need(plan);
   }
 
-  /// The best found when all groups larger than `limit` are residents; nothing when that does not fit.
-  std::optional<Residency> with_residents_above(Bytes limit) {
+  /// A plan in which all groups larger than `limit` are residents, and the ring holds `depth` groups in a row; nothing
+  /// when that does not fit. The rest of the budget goes to residents of all sizes, or to the largest first.
+  [[nodiscard]] std::optional<Residency> with_residents_above(Bytes limit, std::uint32_t depth,
+                                                              bool largest_first = false) const {
     Residency plan;
     plan.resident.assign(groups_.size(), false);
     for (GroupIndex i = 0; i < groups_.size(); ++i) {
@@ -34,16 +40,67 @@ class Chooser {
     if (plan.resident_bytes > budget_) {
       return std::nullopt;
     }
-    for (plan.depth = depth_; plan.depth >= 1; --plan.depth) {
-      plan.ring_bytes = ring_need(plan);
-      if (plan.resident_bytes + plan.ring_bytes <= budget_) {
-        break;
-      }
-    }
-    if (plan.depth == 0) {
+    plan.depth = depth;
+    plan.ring_bytes = ring_need(plan);
+    if (plan.resident_bytes + plan.ring_bytes > budget_) {
       return std::nullopt;
     }
-    plan = filled(plan);
+    plan = filled(plan, largest_first);
+    plan.streamed_bytes = streamed(plan);
+    return plan;
+  }
+
+  /// Everything is streamed.
+  [[nodiscard]] Residency streaming() const {
+    Residency plan = no_residents(groups_, 0);
+    plan.ring_bytes = ring_need(plan);
+    plan.streamed_bytes = streamed(plan);
+    return plan;
+  }
+
+  /// `plan` without the resident `out`, for a larger ring.
+  [[nodiscard]] std::optional<Residency> without(Residency plan, GroupIndex out) const {
+    make_streamed(plan, out);
+    plan.depth = 1;
+    plan.ring_bytes = ring_need(plan);
+    if (plan.resident_bytes + plan.ring_bytes > budget_) {
+      return std::nullopt;
+    }
+    plan.streamed_bytes = streamed(plan);
+    return plan;
+  }
+
+  /// `plan` with `in` a resident instead of `out`, or of the smallest ones when `out` is nothing; with whatever else
+  /// then fits. Nothing when there is no room for that.
+  [[nodiscard]] std::optional<Residency> changed(Residency plan, std::optional<GroupIndex> out, GroupIndex in) const {
+    plan.depth = 1;
+    make_resident(plan, in);
+    if (out) {
+      make_streamed(plan, *out);
+    }
+    plan.ring_bytes = ring_need(plan);
+    while (!out && plan.resident_bytes + plan.ring_bytes > budget_) {
+      std::optional<GroupIndex> smallest;
+      for (GroupIndex i = 0; i < groups_.size(); ++i) {
+        bool const may_go = plan.resident[i] && i != in && !groups_[i].kept && groups_[i].bytes > 0;
+        if (may_go && (!smallest || groups_[i].bytes < groups_[*smallest].bytes)) {
+          smallest = i;
+        }
+      }
+      if (!smallest) {
+        return std::nullopt;
+      }
+      make_streamed(plan, *smallest);
+      plan.ring_bytes = ring_need(plan);
+    }
+    if (plan.resident_bytes + plan.ring_bytes > budget_) {
+      return std::nullopt;
+    }
+    fill_what_fits(plan);
+    plan.ring_bytes = ring_need(plan);
+    if (plan.resident_bytes + plan.ring_bytes > budget_) {
+      return std::nullopt;
+    }
     plan.streamed_bytes = streamed(plan);
     return plan;
   }
@@ -52,6 +109,11 @@ class Chooser {
   void make_resident(Residency& plan, GroupIndex group) const {
     plan.resident[group] = true;
     plan.resident_bytes += groups_[group].bytes;
+  }
+
+  void make_streamed(Residency& plan, GroupIndex group) const {
+    plan.resident[group] = false;
+    plan.resident_bytes -= groups_[group].bytes;
   }
 
   [[nodiscard]] Bytes streamed(Residency const& plan) const {
@@ -106,12 +168,16 @@ class Chooser {
 
   /// `base` with residents in what is left. A resident between two large groups makes them neighbours, so the ring may
   /// have to grow with it: try with a larger ring until both fit.
-  [[nodiscard]] Residency filled(Residency const& base) const {
+  [[nodiscard]] Residency filled(Residency const& base, bool largest_first) const {
     Residency plan = base;
     for (int round = 0; round < 8 && plan.resident_bytes + plan.ring_bytes <= budget_; ++round) {
       Bytes const reserved = plan.ring_bytes;
       fill_often_used(plan);
-      fill_evenly(plan);
+      if (largest_first) {
+        fill_largest_first(plan);
+      } else {
+        fill_evenly(plan, streamed_in_order(plan));
+      }
       fill_what_fits(plan);
       plan.ring_bytes = ring_need(plan);
       if (plan.resident_bytes + plan.ring_bytes <= budget_) {
@@ -139,8 +205,17 @@ class Chooser {
     }
   }
 
-  void fill_evenly(Residency& plan) const {
-    std::vector<GroupIndex> rest = streamed_in_order(plan);
+  void fill_largest_first(Residency& plan) const {
+    std::map<Bytes, std::vector<GroupIndex>, std::greater<>> by_size;
+    for (GroupIndex group : streamed_in_order(plan)) {
+      by_size[groups_[group].bytes].push_back(group);
+    }
+    for (auto const& [size, same] : by_size) {
+      fill_evenly(plan, same);
+    }
+  }
+
+  void fill_evenly(Residency& plan, std::vector<GroupIndex> const& rest) const {
     Bytes total = 0;
     for (GroupIndex group : rest) {
       total += groups_[group].bytes;
@@ -196,11 +271,79 @@ class Chooser {
   std::uint32_t depth_;
 };
 
-/// Bytes to wait for in a pass, to compare plans before anything was measured. With a ring of one group where two were
-/// wanted no copy hides behind computation; half as much again stands for the computation that waits.
-Bytes cost(Residency const& plan, std::uint32_t wanted_depth) {
-  return plan.depth < std::min<std::uint32_t>(wanted_depth, 2) ? plan.streamed_bytes + plan.streamed_bytes / 2
-                                                               : plan.streamed_bytes;
+/// Compares plans by the seconds of their steady pass. Remembers how much it has simulated, so that planning stays
+/// quick for very many groups; beyond that it compares the bytes that are streamed.
+class Judge {
+ public:
+  Judge(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget, std::uint32_t depth,
+        Speeds const* speeds)
+      : groups_(groups), order_(order), budget_(budget), depth_(depth), speeds_(speeds) {}
+
+  /// Whether `plans` more can be simulated without a wait that one would notice.
+  [[nodiscard]] bool may_simulate(std::size_t plans = 1) const {
+    return speeds_ != nullptr && simulated_ + plans * order_.size() <= kMostUses;
+  }
+
+  double seconds(Residency const& plan) {
+    simulated_ += order_.size();
+    Residency real = plan;
+    real.ring_bytes = budget_ - plan.resident_bytes;  // what nobody needs makes the ring larger
+    return steady_seconds(groups_, order_, real, *speeds_);
+  }
+
+  /// Bytes to wait for. With a ring of one group where two were wanted no copy hides behind computation; half as much
+  /// again stands for the computation that waits.
+  [[nodiscard]] double bytes(Residency const& plan) const {
+    auto const bytes = static_cast<double>(plan.streamed_bytes);
+    return plan.depth < std::min<std::uint32_t>(depth_, 2) ? 1.5 * bytes : bytes;
+  }
+
+  /// No pass that streams as much can be quicker.
+  [[nodiscard]] double least_seconds(Residency const& plan) const {
+    double computing = 0.0;
+    for (double seconds : speeds_->use_seconds) {
+      computing += seconds;
+    }
+    return std::max(computing, static_cast<double>(plan.streamed_bytes) / speeds_->bytes_per_second);
+  }
+
+ private:
+  static constexpr std::size_t kMostUses = 10'000;
+
+  std::span<GroupUse const> groups_;
+  std::span<GroupIndex const> order_;
+  Bytes budget_;
+  std::uint32_t depth_;
+  Speeds const* speeds_;
+  std::size_t simulated_ = 0;
+};
+
+/// Exchanges residents for streamed groups for as long as that makes the pass quicker.
+void improve(Residency& best, Chooser const& chooser, Judge& judge, std::span<GroupUse const> groups) {
+  constexpr double kGoodEnough = 1.005;
+  constexpr double kQuicker = 0.999;
+  double seconds = judge.seconds(best);
+  auto const improves = [&](std::optional<GroupIndex> out, std::optional<GroupIndex> in) {
+    if ((in && best.resident[*in]) || (out && (!best.resident[*out] || groups[*out].kept)) || !judge.may_simulate()) {
+      return false;
+    }
+    std::optional<Residency> changed = in ? chooser.changed(best, out, *in) : chooser.without(best, *out);
+    if (double const now = changed ? judge.seconds(*changed) : seconds; now < kQuicker * seconds) {
+      best = *std::move(changed);
+      seconds = now;
+      return true;
+    }
+    return false;
+  };
+  for (bool improved = true; improved && seconds > kGoodEnough * judge.least_seconds(best);) {
+    improved = false;
+    for (GroupIndex in = 0; in < groups.size() && !improved; ++in) {
+      improved = improves(std::nullopt, in) || improves(in, std::nullopt);
+      for (GroupIndex out = 0; out < groups.size() && !improved; ++out) {
+        improved = improves(out, in);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -228,7 +371,7 @@ Bytes ring_budget(std::span<GroupUse const> groups, std::span<GroupIndex const> 
 }
 
 Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget,
-                           std::uint32_t depth) {
+                           std::uint32_t depth, Speeds const* speeds) {
   SmallestBudget const smallest = smallest_budget(groups);
   NORIA_CHECK(
       budget >= smallest.bytes, BudgetError,
@@ -238,22 +381,42 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
   for (GroupUse const& group : groups) {
     sizes.insert(group.bytes);
   }
-  Chooser chooser(groups, order, budget, std::max<std::uint32_t>(depth, 1));
-  std::optional<Residency> best;
-  std::size_t tried = 0;
-  for (Bytes limit : sizes) {
-    std::optional<Residency> plan = chooser.with_residents_above(limit);
-    if (plan && (!best || cost(*plan, depth) < cost(*best, depth))) {
-      best = std::move(plan);
-    }
-    if (++tried == 64) {
-      break;
+  Chooser const chooser(groups, order, budget, std::max<std::uint32_t>(depth, 1));
+  Judge judge(groups, order, budget, depth, speeds);
+  std::vector<Residency> plans;
+  constexpr std::size_t kMostSizes = 64;
+  for (std::uint32_t rows = std::max<std::uint32_t>(depth, 1); rows >= 1; --rows) {
+    std::size_t tried = 0;
+    for (Bytes limit : sizes) {
+      for (bool largest_first : {false, true}) {
+        if (std::optional<Residency> plan = chooser.with_residents_above(limit, rows, largest_first)) {
+          plans.push_back(*std::move(plan));
+        }
+      }
+      if (++tried == kMostSizes) {
+        break;
+      }
     }
   }
-  if (std::optional<Residency> all = chooser.with_residents_above(0); all && all->streamed_bytes == 0) {
+  bool const simulate = judge.may_simulate(plans.size() + 1);
+  if (simulate && std::ranges::none_of(groups, &GroupUse::kept)) {
+    plans.push_back(chooser.streaming());
+  }
+  std::optional<Residency> best;
+  double least = std::numeric_limits<double>::infinity();
+  for (Residency& plan : plans) {
+    if (double const cost = simulate ? judge.seconds(plan) : judge.bytes(plan); cost < least) {
+      least = cost;
+      best = std::move(plan);
+    }
+  }
+  if (std::optional<Residency> all = chooser.with_residents_above(0, 1); all && all->streamed_bytes == 0) {
     best = std::move(all);
   }
   NORIA_ASSERT(best.has_value(), "the smallest budget fits with no residents");
+  if (simulate && best->streamed_bytes > 0) {
+    improve(*best, chooser, judge, groups);
+  }
   best->offsets.assign(groups.size(), 0);
   Bytes offset = 0;
   for (GroupIndex i = 0; i < groups.size(); ++i) {

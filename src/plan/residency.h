@@ -18,6 +18,8 @@ struct GroupUse {
   bool kept = false;                    ///< a resident in any case
 };
 
+struct Speeds;
+
 struct Residency {
   std::vector<bool> resident;
   std::vector<Bytes> offsets;  ///< of residents, from the start of the arena; others 0
@@ -40,14 +42,16 @@ Bytes ring_budget(std::span<GroupUse const> groups, std::span<GroupIndex const> 
 
 /// Note [Residents]
 /// Every resident saves its bytes in every pass; a deeper ring saves nothing, it only hides a copy behind one more
-/// computation. So the ring is as deep as `depth` groups in a row (2 hides the copies of equal groups) and all other
-/// bytes go to residents: the largest first where that makes the ring smaller, then evenly spaced in order of use, so
-/// that each streamed group has the computation of its resident neighbours to hide behind.
+/// computation. So the ring holds some groups in a row (two hide the copies of equal groups) and all other bytes go to
+/// residents, evenly spaced in order of use, so that each streamed group has the computation of its resident neighbours
+/// to hide behind. How large the groups are that stay in any case, and how many in a row the ring holds (at most
+/// `depth`), is tried out: with `speeds` the plan with the quickest steady pass is taken and improved by exchanging
+/// groups; without, as on a device that copies and computes by turns, the one that streams the fewest bytes.
 ///
 /// `order` is the order of uses in a pass. Throws BudgetError when the budget is below smallest_budget; the message has
 /// no names, the caller adds them.
 Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Bytes budget,
-                           std::uint32_t depth);
+                           std::uint32_t depth, Speeds const* speeds = nullptr);
 
 /// Everything is streamed through a ring of `ring_bytes`.
 Residency no_residents(std::span<GroupUse const> groups, Bytes ring_bytes);

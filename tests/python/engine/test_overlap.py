@@ -31,3 +31,13 @@ def test_the_bound_of_equal_blocks_is_the_longer_of_computing_and_copying():
 def test_the_bound_knows_that_a_slot_in_use_cannot_be_filled():
     assert overlap.least_seconds([1.0] * 4, [100] * 4, 100, 100.0) == pytest.approx(8), "no copy beside a computation"
     assert overlap.least_seconds([1.0, 1.0], [100, 100], 150, 100.0) == pytest.approx(3), "half of each waits"
+
+
+def test_groups_of_unequal_size_come_near_their_bound(simulate):
+    """The bound lets groups be split; the engine does not, and waits where two large ones are neighbours."""
+    simulate()
+    over = {(row.compute_to_copy, row.budget): row.over_bound for row in overlap.rows(["rtx4090"], ["unet"])}
+    assert len(over) == 12
+    assert max(over.values()) <= 1.25
+    assert sum(value <= 1.03 for value in over.values()) >= 7
+    simulate()

@@ -74,8 +74,10 @@ def test_the_next_pass_is_prefetched_across_the_end_of_this_one(card):
     assert handle.status().stalls == 0
 
 
-# Names of noria::Ordering in src/engine/omission.h.
-ORDERINGS = {"ready": 1, "uses_before_load": 2}
+# Values of noria::Ordering in src/engine/omission.h.
+READY, USES_BEFORE_LOAD, WRITE_BACK_BEFORE_LOAD, USES_BEFORE_WRITE_BACK, ARENA_BEFORE_LOAD, SETTLE, WRITE_BACK = (
+    1 << bit for bit in range(7)
+)
 
 
 @pytest.fixture
@@ -86,21 +88,62 @@ def omit():
     _C.omit_orderings(0)
 
 
-@pytest.mark.parametrize("ordering", list(ORDERINGS))
+def read_twice(model: nn.Module, x: torch.Tensor, handle: noria.Offload) -> None:
+    model(x)
+    model(x)
+
+
+def write_and_read(model: nn.Module, x: torch.Tensor, handle: noria.Offload) -> None:
+    for block in model.blocks:
+        block.weight.mul_(0.5)
+    model(x)
+
+
+def write_and_flush(model: nn.Module, x: torch.Tensor, handle: noria.Offload) -> None:
+    for block in model.blocks:
+        block.weight.mul_(0.5)
+    handle.flush()
+
+
+@pytest.mark.parametrize(
+    ("ordering", "slots", "program"),
+    [
+        (READY, 2, read_twice),
+        (USES_BEFORE_LOAD, 2, read_twice),
+        (WRITE_BACK_BEFORE_LOAD, 2, write_and_read),
+        (USES_BEFORE_WRITE_BACK, 2, write_and_read),
+        (SETTLE, BLOCKS, write_and_flush),
+    ],
+)
 @torch.no_grad()
-def test_each_wait_left_out_is_a_race(simulate, omit, ordering):
+def test_each_wait_left_out_is_a_race(simulate, omit, ordering, slots, program):
     recorder = simulate(checker="record")
     model = Blocks().requires_grad_(False)
     x = torch.randn(4, WIDTH, device="sim")
-    noria.offload(model, "sim", budget=2 * BLOCK_BYTES, granularity="block")
-    model(x)
+    handle = noria.offload(model, "sim", budget=slots * BLOCK_BYTES, granularity="block")
+    for _ in range(3):
+        program(model, x, handle)
     torch.sim.synchronize()
     assert recorder.races() == []
-    omit(ORDERINGS[ordering])
-    for _ in range(2):
-        model(x)
+    omit(ordering)
+    program(model, x, handle)
     omit(0)
-    assert recorder.races(), f"leaving out the wait '{ordering}' went unseen"
+    assert recorder.races(), "leaving out the wait went unseen"
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+@torch.no_grad()
+def test_the_arena_waits_for_who_had_its_memory_before(simulate, omit, left_out):
+    recorder = simulate(checker="record")
+    model = Blocks().requires_grad_(False)
+    x = torch.randn(4, WIDTH, device="sim")
+    before = torch.zeros(2, BLOCK_BYTES // 4, device="sim")
+    before.add_(1)
+    del before  # the device may still be adding
+    omit(ARENA_BEFORE_LOAD if left_out else 0)
+    noria.offload(model, "sim", budget=2 * BLOCK_BYTES, granularity="block")
+    model(x)
+    assert bool(recorder.races()) == left_out
 
 
 @torch.no_grad()
@@ -113,7 +156,7 @@ def test_a_write_back_left_out_loses_the_write(card, omit):
     model.blocks[0].weight.mul_(2)
     model(x)
     assert torch.equal(model.blocks[0].weight.cpu(), kept * 2)
-    omit(32)
+    omit(WRITE_BACK)
     model.blocks[0].weight.mul_(2)
     model(x)
     assert torch.equal(model.blocks[0].weight.cpu(), kept * 2), "the write was kept although it was not written back"

@@ -1,0 +1,87 @@
+#include "plan/steady_pass.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "support/random.h"
+
+namespace noria::plan {
+namespace {
+
+using ::testing::DoubleNear;
+
+struct Chain {
+  std::vector<GroupUse> groups;
+  std::vector<GroupIndex> order;
+  Speeds speeds;
+
+  explicit Chain(std::vector<Bytes> const& bytes, double use_seconds) {
+    for (Bytes size : bytes) {
+      groups.push_back({.bytes = size});
+    }
+    order.resize(bytes.size());
+    std::iota(order.begin(), order.end(), 0U);
+    speeds.use_seconds.assign(bytes.size(), use_seconds);
+    speeds.bytes_per_second = 1.0;
+  }
+
+  [[nodiscard]] double seconds(Residency const& plan) const { return steady_seconds(groups, order, plan, speeds); }
+  [[nodiscard]] double streamed_through(Bytes ring) const { return seconds(no_residents(groups, ring)); }
+};
+
+TEST(SteadyPass, EqualBlocksThroughTwoSlotsTakeTheLongerOfCopyingAndComputing) {
+  EXPECT_THAT(Chain(std::vector<Bytes>(10, 100), 400).streamed_through(200), DoubleNear(4000, 1e-6));
+  EXPECT_THAT(Chain(std::vector<Bytes>(10, 100), 25).streamed_through(300), DoubleNear(1000, 1e-6));
+}
+
+TEST(SteadyPass, OneSlotHidesNothing) {
+  EXPECT_THAT(Chain(std::vector<Bytes>(10, 100), 50).streamed_through(100), DoubleNear(10 * 150, 1e-6));
+}
+
+TEST(SteadyPass, ResidentsCostNoCopies) {
+  Chain const chain(std::vector<Bytes>(10, 100), 10);
+  Residency plan = no_residents(chain.groups, 200);
+  EXPECT_THAT(chain.seconds(plan), DoubleNear(1000, 1e-6));
+  plan.resident[0] = plan.resident[3] = plan.resident[7] = true;
+  EXPECT_THAT(chain.seconds(plan), DoubleNear(700, 1e-6));
+  plan.resident.assign(10, true);
+  EXPECT_THAT(chain.seconds(plan), DoubleNear(100, 1e-6));
+}
+
+TEST(SteadyPass, TwoLargeNeighboursWaitForEachOtherInASmallRing) {
+  Chain const chain({100, 100, 10, 10}, 50);
+  EXPECT_THAT(chain.streamed_through(220), DoubleNear(200, 1e-6)) << "the ring holds everything";
+  EXPECT_GT(chain.streamed_through(120), 250) << "the second waits until the first is done, then is copied whole";
+}
+
+TEST(SteadyPass, LatencyCountsOncePerCopy) {
+  Chain chain(std::vector<Bytes>(4, 100), 1);
+  chain.speeds.latency_seconds = 5;
+  EXPECT_THAT(chain.streamed_through(300), DoubleNear(4 * 105, 1e-6));
+}
+
+TEST(Residency, APlanBySpeedsIsNeverSlowerThanOneByBytes) {
+  test::Random random(11);
+  for (int seed = 0; seed < 100; ++seed) {
+    std::vector<Bytes> bytes(2 + random.below(14));
+    for (Bytes& size : bytes) {
+      size = Bytes{1} << random.below(7);
+    }
+    Chain chain(bytes, 1 + random.below(60));
+    Bytes const total = std::accumulate(bytes.begin(), bytes.end(), Bytes{0});
+    Bytes const budget = smallest_budget(chain.groups).bytes + random.below(static_cast<std::uint32_t>(total));
+    auto const with_all_room = [&](Residency plan) {
+      plan.ring_bytes = budget - plan.resident_bytes;
+      return chain.seconds(plan);
+    };
+    Residency const by_bytes = choose_residents(chain.groups, chain.order, budget, 2);
+    Residency const by_speeds = choose_residents(chain.groups, chain.order, budget, 2, &chain.speeds);
+    EXPECT_LE(by_speeds.resident_bytes + by_speeds.ring_bytes, budget) << "seed " << seed;
+    EXPECT_LE(with_all_room(by_speeds), with_all_room(by_bytes) * 1.0001) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace noria::plan
