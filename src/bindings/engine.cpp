@@ -208,7 +208,7 @@ void init_engine(py::module_& m) {
       .def("evict_all", &Engine::evict_all)
       .def("resize", &Engine::resize, py::arg("budget"))
       .def("stop", &Engine::stop)
-      .def("status", [](Engine const& engine) { return to_dict(engine.status()); })
+      .def("status", [](Engine& engine) { return to_dict(engine.status()); })
       .def("start_trace", &Engine::start_trace)
       .def("stop_trace",
            [](Engine& engine) {

@@ -56,6 +56,7 @@ Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Groupi
   options_.device = backend_.device();
   Capabilities const& can = backend_.capabilities();
   async_ = options_.use_streams && can.streams && can.events && can.async_copies;
+  ahead_ = async_;
   costs_ = device_costs(pages, grouping_);
   groups_.reserve(grouping_.groups.size());
   for (plan::GroupIndex g = 0; g < grouping_.groups.size(); ++g) {
@@ -82,6 +83,9 @@ Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Groupi
 }
 
 Engine::~Engine() {
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    cancel_read(g);
+  }
   if (counted_by_net_) {
     OperatorNet::remove_engine();
   }
@@ -112,10 +116,7 @@ void Engine::plan_residency() {
   planned_order_ = std::move(order);
 }
 
-plan::Residency Engine::choose(std::span<plan::GroupIndex const> order) const {
-  if (!async_) {
-    return plan::choose_residents(costs_, order, options_.budget, 1);
-  }
+plan::Speeds Engine::speeds(std::span<plan::GroupIndex const> order) const {
   plan::Speeds speeds = plan::Speeds::assumed(costs_, order.size());
   if (measured_copy_seconds_ > 0.0) {
     speeds.bytes_per_second = measured_bytes_ / measured_copy_seconds_;
@@ -130,7 +131,31 @@ plan::Residency Engine::choose(std::span<plan::GroupIndex const> order) const {
       speeds.use_seconds[i] = seconds >= 0.0 ? seconds : known / std::max(count, 1.0);
     }
   }
-  return plan::choose_residents(costs_, order, options_.budget, options_.depth, &speeds);
+  return speeds;
+}
+
+plan::Residency Engine::choose(std::span<plan::GroupIndex const> order) const {
+  if (!ahead_) {
+    return plan::choose_residents(costs_, order, options_.budget, 1);
+  }
+  plan::Speeds const known = speeds(order);
+  return plan::choose_residents(costs_, order, options_.budget, options_.depth, &known);
+}
+
+bool Engine::worth_changing(plan::Residency const& other, std::span<plan::GroupIndex const> order) const {
+  if (other.resident == residency_.resident) {
+    return false;
+  }
+  if (!ahead_ || holds_ > 0) {
+    return true;
+  }
+  constexpr double kWorthIt = 0.995;  // a change sends everything out once
+  plan::Speeds const known = speeds(order);
+  auto const seconds = [&](plan::Residency plan) {
+    plan.ring_bytes = arena_bytes_ - plan.resident_bytes;
+    return plan::steady_seconds(costs_, order, plan, known);
+  };
+  return seconds(other) < kWorthIt * seconds(residency_);
 }
 
 std::string Engine::describe_need(plan::GroupIndex group) const {
@@ -212,9 +237,10 @@ void Engine::start() {
     in_stream_ = backend_.new_stream();
     out_stream_ = backend_.new_stream();
   }
+  prepare_disk();
   allocate_arena();
   group_seconds_.assign(groups_.size(), -1.0);
-  measuring_ = async_ && backend_.capabilities().event_timing && residency_.streamed_bytes > 0;
+  measuring_ = ahead_ && backend_.capabilities().event_timing && residency_.streamed_bytes > 0;
   running_ = true;
   counted_by_net_ = true;
   OperatorNet::add_engine();
@@ -343,6 +369,7 @@ void Engine::apply_resize() {
   }
   for (plan::GroupIndex g : in_use) {
     NORIA_ASSERT(load(g, in_use, true), "groups in use together fit every budget that works");
+    await_read(g);
     if (async_) {
       wait_ready(g, backend_.current_stream());
     }
@@ -423,9 +450,10 @@ plan::PageIndex Engine::index_of(Page const& page) const {
 void Engine::stop() {
   auto lock = lock_politely(mutex_);
   running_ = false;
-  for (GroupState& group : groups_) {
-    group.place = Place::kEvicted;
-    group.open = false;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    cancel_read(g);
+    groups_[g].place = Place::kEvicted;
+    groups_[g].open = false;
   }
   ring_.clear();
   {
@@ -458,8 +486,9 @@ void Engine::explain_eviction(Page& page, std::string const& why) noexcept {
 
 void Engine::count_net_fault() { net_faults_.fetch_add(1, std::memory_order_relaxed); }
 
-Status Engine::status() const {
+Status Engine::status() {
   auto const lock = lock_politely(mutex_);
+  read_stalls();
   Status out;
   out.device = backend_.device().str();
   out.budget_bytes = options_.budget;

@@ -4,6 +4,7 @@
 #include <noria/bytes.h>
 #include <noria/device_backend.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -15,6 +16,8 @@
 
 #include "engine/host_home.h"
 #include "engine/page.h"
+#include "engine/staging.h"
+#include "io/reader.h"
 #include "plan/grouping.h"
 #include "plan/order.h"
 #include "plan/ranges.h"
@@ -113,6 +116,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// The group's bytes stay in checkpoint files. Extents are whole pages, in file offsets; `group_offset` of each is
   /// filled in here. Pages without an extent get memory of their own.
   void give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents);
+  /// Reads the bytes of a group with a file home into memory, which is its home from then on; page-locked as in
+  /// give_memory_home. Throws StorageError or IntegrityError; the home is then the file as before.
+  void bring_home(plan::GroupIndex group);
   /// Copies the bytes of a page into its home.
   void fill_home(plan::PageIndex page, std::byte const* source);
   /// The page's place in host memory, null when that is on disk.
@@ -169,7 +175,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Gives everything on the device away for good; the pages must have been detached.
   void stop();
 
-  [[nodiscard]] Status status() const;
+  [[nodiscard]] Status status();
   [[nodiscard]] bool is_root(plan::ModuleIndex module) const { return grouping_.roots[module]; }
   [[nodiscard]] EngineSettings const& options() const { return options_; }
   [[nodiscard]] DeviceBackend& backend() const { return backend_; }
@@ -229,6 +235,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::uint64_t last_use = 0;
     Event ready;
     Event written_back;
+    std::shared_ptr<ReadTicket> reading;  // its files, on the way to the device or to a slot of the staging
+    std::optional<std::size_t> slot;      // of the staging, while `reading`
+    std::chrono::steady_clock::time_point read_begin;
     std::vector<c10::Stream> waited;  // streams that have waited for `ready`
     std::vector<FreeMark> marks;      // ends of uses that an overwrite must wait for
     std::size_t marks_in_use = 0;
@@ -261,6 +270,24 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
                                                 bool demanded);
   void copy_in(plan::GroupIndex group);
+  void copy_staged(plan::GroupIndex group, c10::Stream stream);
+  void note_loaded(plan::GroupIndex group, c10::Stream stream, Event begin, Event measured_begin);
+  /// @name Reads from files. See Note [Reads]
+  /// @{
+  [[nodiscard]] bool passes_staging(plan::GroupIndex group) const;
+  void prepare_disk();
+  bool take_slot(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
+  void start_read(plan::GroupIndex group);
+  /// Gives what has been read to the device. Throws what went wrong; the group is then evicted.
+  void finish_read(plan::GroupIndex group);
+  /// Waits for the read of a group that the caller uses, without the lock, and finishes it.
+  void await_read(std::unique_lock<std::mutex>& lock, plan::GroupIndex group);
+  /// As await_read, for those who keep the lock.
+  void await_read(plan::GroupIndex group);
+  void finish_reads_done() noexcept;
+  void cancel_read(plan::GroupIndex group) noexcept;
+  void read_now(plan::GroupIndex group, std::span<std::byte> target);
+  /// @}
   void vacate(plan::GroupIndex group);
   void write_back(plan::GroupIndex group);
   void move_home_to_memory(plan::GroupIndex group);
@@ -282,6 +309,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void apply_resize();
   void replan_if_learned();
   [[nodiscard]] plan::Residency choose(std::span<plan::GroupIndex const> order) const;
+  [[nodiscard]] plan::Speeds speeds(std::span<plan::GroupIndex const> order) const;
+  [[nodiscard]] bool worth_changing(plan::Residency const& other, std::span<plan::GroupIndex const> order) const;
   /// Reads the probes when all have passed. False while some have not.
   bool read_measurements();
   void stop_measuring();
@@ -296,6 +325,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   EngineSettings options_;
   DeviceBackend& backend_;
   bool async_ = false;  // streams and events order the copies; otherwise everything happens at once
+  bool ahead_ = false;  // groups come while others are computed with: by streams, or by reads from files
   plan::Grouping grouping_;
   std::vector<std::unique_ptr<Page>> pages_;
   std::vector<GroupState> groups_;
@@ -321,7 +351,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t releases_ = 0;
   std::size_t holds_ = 0;  // of all groups
   std::size_t users_ = 0;  // threads with an open use
-  std::shared_ptr<HostBlock> staging_;
+  std::optional<Staging> staging_;
+  std::unique_ptr<Reader> reader_;
   std::atomic<bool> running_{false};  // between start() and stop()
   bool counted_by_net_ = false;
 
@@ -342,6 +373,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<double> group_seconds_;  // per use; negative: not measured
   double measured_bytes_ = 0.0;
   double measured_copy_seconds_ = 0.0;
+  std::chrono::steady_clock::time_point last_read_;  // the end of the latest
 
   bool tracing_ = false;
   Event trace_begin_;

@@ -3,6 +3,7 @@
 #include <noria/error.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -43,20 +44,25 @@ Bytes HostHome::disk_bytes() const {
   return sum;
 }
 
-void HostHome::read_files(std::span<std::byte> group) const {
-  SourceFile const* checked = nullptr;
+HostHome::HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> parts)
+    : extents_(std::move(extents)), parts_(std::move(parts)) {
+  std::vector<ReadPiece> pieces;
+  pieces.reserve(extents_.size());
   for (FileExtent const& extent : extents_) {
-    extent.file->file().read_exact(extent.file_offset, group.subspan(extent.group_offset, extent.bytes));
+    auto const known = std::ranges::find(files_, extent.file);
+    auto const file = static_cast<std::uint32_t>(known - files_.begin());
+    if (known == files_.end()) {
+      files_.push_back(extent.file);
+    }
+    pieces.push_back(
+        {.file = file, .offset = extent.file_offset, .length = extent.bytes, .destination = extent.group_offset});
   }
+  plan_ = std::make_shared<ReadPlan const>(ReadPlan::make(pieces));
+}
+
+void HostHome::copy_parts(std::span<std::byte> group) const {
   for (MemoryPart const& part : parts_) {
     std::memcpy(group.data() + part.group_offset, part.block->data(), part.block->bytes());
-  }
-  // After the bytes: a file that was written while we read must not become weights.
-  for (FileExtent const& extent : extents_) {
-    if (extent.file.get() != checked) {
-      extent.file->file().check_unchanged();
-      checked = extent.file.get();
-    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "io/read_plan.h"
 #include "io/source_file.h"
 
 namespace noria {
@@ -58,8 +59,7 @@ class HostHome {
  public:
   HostHome() = default;
   explicit HostHome(std::shared_ptr<HostBlock> block) : block_(std::move(block)) {}
-  HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> parts)
-      : extents_(std::move(extents)), parts_(std::move(parts)) {}
+  HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> parts);
 
   /// Null when the home is on disk.
   [[nodiscard]] std::shared_ptr<HostBlock> const& block() const { return block_; }
@@ -68,14 +68,18 @@ class HostHome {
   [[nodiscard]] std::span<MemoryPart const> parts() const { return parts_; }
   [[nodiscard]] Bytes disk_bytes() const;
 
-  /// Fills `group`, as large as the group, from the files and the parts. Blocks. Throws StorageError or IntegrityError;
-  /// `group` is then undefined. Bytes between extents are left as they are.
-  void read_files(std::span<std::byte> group) const;
+  /// How the extents are read into the group, and the files that the plan counts.
+  [[nodiscard]] std::shared_ptr<ReadPlan const> const& plan() const { return plan_; }
+  [[nodiscard]] std::vector<std::shared_ptr<SourceFile const>> const& files() const { return files_; }
+  /// Writes what the files do not hold to its place in `group`.
+  void copy_parts(std::span<std::byte> group) const;
 
  private:
   std::shared_ptr<HostBlock> block_;
   std::vector<FileExtent> extents_;
   std::vector<MemoryPart> parts_;
+  std::vector<std::shared_ptr<SourceFile const>> files_;
+  std::shared_ptr<ReadPlan const> plan_;
 };
 
 }  // namespace noria

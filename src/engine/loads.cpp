@@ -22,11 +22,27 @@ namespace noria {
 // neither.
 
 bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> sooner, bool demanded) {
-  std::optional<Bytes> const offset = find_place(index, sooner, demanded);
-  if (!offset) {
+  GroupState& group = groups_[index];
+  if (passes_staging(index) && !take_slot(index, sooner, demanded)) {
     return false;
   }
-  GroupState& group = groups_[index];
+  auto const give_slot_back = [&] {
+    if (group.slot) {
+      staging_->give_back(*group.slot);
+      group.slot.reset();
+    }
+  };
+  std::optional<Bytes> offset;
+  try {
+    offset = find_place(index, sooner, demanded);
+  } catch (...) {
+    give_slot_back();
+    throw;
+  }
+  if (!offset) {
+    give_slot_back();
+    return false;
+  }
   group.device_offset = *offset;
   group.place = Place::kLoaded;
   group.used_since_load = false;
@@ -34,6 +50,7 @@ bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> soon
   try {
     copy_in(index);
   } catch (...) {
+    give_slot_back();
     group.place = Place::kEvicted;
     ring_.remove(index);
     throw;
@@ -83,8 +100,17 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
 
 void Engine::copy_in(plan::GroupIndex index) {
   GroupState& group = groups_[index];
-  std::byte* const target = device_address(index);
+  if (group.home.on_disk()) {
+    start_read(index);
+    return;
+  }
   c10::Stream const stream = async_ ? in_stream_ : backend_.current_stream();
+  std::byte const* source = group.home.block()->data();
+  if (group.slot) {
+    backend_.write_pinned(staging_->data(*group.slot), source, group.bytes);
+    copy_staged(index, stream);
+    return;
+  }
   Event begin;
   Event measured_begin;
   if (tracing_) {
@@ -96,56 +122,69 @@ void Engine::copy_in(plan::GroupIndex index) {
     measured_begin.record(stream);
   }
   auto const wall_begin = std::chrono::steady_clock::now();
-  if (group.home.block()) {
-    backend_.copy_to_device(target, group.home.block()->data(), group.bytes, stream);
-  } else if (options_.device.is_cpu()) {
-    BlockingRegion const region;
-    group.home.read_files({target, group.bytes});
-  } else {
-    if (!staging_ || staging_->bytes() < group.bytes) {
-      staging_ = HostBlock::pageable(group.bytes);
-    }
-    BlockingRegion const region;
-    group.home.read_files({staging_->data(), group.bytes});
-    backend_.copy_to_device(target, staging_->data(), group.bytes, stream);
-  }
-  if (async_) {
-    if (!group.ready) {
-      group.ready = backend_.new_event();
-    }
-    group.ready.record(stream);
-    if (measured_begin) {
-      CopyProbe probe{.bytes = group.bytes, .begin = std::move(measured_begin), .end = timing_event()};
-      probe.end.record(stream);
-      copy_probes_.push_back(std::move(probe));
-    }
-  } else {
+  backend_.copy_to_device(device_address(index), source, group.bytes, stream);
+  if (!async_) {
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_begin).count();
     ++stalls_;
     ++group.stalls;
     stall_seconds_ += seconds;
     group.stall_seconds += seconds;
   }
-  if (tracing_) {
-    note_slice(index, "copy in", std::move(begin), stream);
-  }
-  if (options_.verify && group.home.block()) {
+  note_loaded(index, stream, std::move(begin), std::move(measured_begin));
+  if (options_.verify) {
     std::vector<std::byte> check(group.bytes);
     if (async_) {
       BlockingRegion const region;
       ++host_syncs_;
       group.ready.synchronize();
     }
-    backend_.copy_to_host(check.data(), target, group.bytes, stream);
+    backend_.copy_to_host(check.data(), device_address(index), group.bytes, stream);
     BlockingRegion const region;
     backend_.synchronize(stream);
-    NORIA_CHECK(std::memcmp(check.data(), group.home.block()->data(), group.bytes) == 0, IntegrityError,
+    NORIA_CHECK(std::memcmp(check.data(), source, group.bytes) == 0, IntegrityError,
                 "verify: the device holds other bytes than the host for the group '" + group.name + "'");
+  }
+}
+
+void Engine::copy_staged(plan::GroupIndex index, c10::Stream stream) {
+  GroupState& group = groups_[index];
+  Event begin;
+  Event measured_begin;
+  if (tracing_) {
+    begin = timing_event();
+    begin.record(stream);
+  }
+  if (measuring_) {
+    measured_begin = timing_event();
+    measured_begin.record(stream);
+  }
+  backend_.copy_to_device(device_address(index), staging_->data(*group.slot), group.bytes, stream);
+  staging_->copied_by(*group.slot, stream);
+  group.slot.reset();
+  note_loaded(index, stream, std::move(begin), std::move(measured_begin));
+}
+
+void Engine::note_loaded(plan::GroupIndex index, c10::Stream stream, Event begin, Event measured_begin) {
+  GroupState& group = groups_[index];
+  if (async_) {
+    if (!group.ready) {
+      group.ready = backend_.new_event();
+    }
+    group.ready.record(stream);
+  }
+  if (measured_begin) {
+    CopyProbe probe{.bytes = group.bytes, .begin = std::move(measured_begin), .end = timing_event()};
+    probe.end.record(stream);
+    copy_probes_.push_back(std::move(probe));
+  }
+  if (begin) {
+    note_slice(index, "copy in", std::move(begin), stream);
   }
 }
 
 void Engine::vacate(plan::GroupIndex index) {
   GroupState& group = groups_[index];
+  cancel_read(index);
   if (any_dirty(index)) {
     write_back(index);
   } else if (resident(index)) {
@@ -228,17 +267,15 @@ void Engine::settle() {
 void Engine::move_home_to_memory(plan::GroupIndex index) {
   GroupState& group = groups_[index];
   auto block = HostBlock::pageable(group.bytes);
-  {
-    BlockingRegion const region;
-    group.home.read_files({block->data(), group.bytes});
-  }
+  read_now(index, {block->data(), group.bytes});
   group.home = HostHome(std::move(block));
 }
 
 void Engine::prefetch() {
-  if (!async_ || !running_ || !last_group_) {
+  if (!ahead_ || !running_ || !last_group_) {
     return;
   }
+  finish_reads_done();
   // Far enough to see past residents to the next streamed groups.
   std::array<plan::GroupIndex, plan::kLookAhead> upcoming{};
   std::size_t count = order_.upcoming(upcoming);
@@ -254,6 +291,9 @@ void Engine::prefetch() {
   std::size_t ahead = 0;
   for (std::size_t i = 0; i < count; ++i) {
     plan::GroupIndex const g = upcoming[i];
+    if (!async_ && !groups_[g].home.on_disk()) {
+      continue;  // its copy would hold up the host now as it does later
+    }
     if (groups_[g].place == Place::kLoaded) {
       if (!resident(g)) {
         sooner.push_back(g);
@@ -279,7 +319,8 @@ void Engine::replan_if_learned() {
   if (order_.upcoming(order) < period) {
     return;
   }
-  if (measuring_) {
+  measuring_ = false;  // enough is under way
+  if (!use_probes_.empty()) {
     if (!read_measurements()) {
       return;  // at the end of one of the next passes
     }
@@ -300,14 +341,13 @@ void Engine::replan_if_learned() {
     ++costs_[g].uses;
   }
   plan::Residency learned = choose(order);
-  if (learned.resident != residency_.resident) {
+  if (worth_changing(learned, order)) {
     take_plan(std::move(learned));
   }
 }
 
 bool Engine::read_measurements() {
-  if (use_probes_.empty() || copy_probes_.empty() || !use_probes_.back().after.query() ||
-      !copy_probes_.back().end.query()) {
+  if (!use_probes_.back().after.query() || (!copy_probes_.empty() && !copy_probes_.back().end.query())) {
     return false;
   }
   for (std::size_t i = 0; i + 1 < use_probes_.size(); ++i) {
@@ -316,7 +356,8 @@ bool Engine::read_measurements() {
     double& known = group_seconds_[use_probes_[i].group];
     known = known < 0.0 ? seconds : std::min(known, seconds);
   }
-  for (CopyProbe const& probe : copy_probes_) {
+  for (std::size_t i = 0; i < copy_probes_.size() && !reader_; ++i) {  // a disk is the slower of the two
+    CopyProbe const& probe = copy_probes_[i];
     measured_bytes_ += static_cast<double>(probe.bytes);
     measured_copy_seconds_ += probe.begin.elapsed_seconds(probe.end);
   }

@@ -268,6 +268,9 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         lock.lock();
       }
     }
+    for (plan::GroupIndex group : groups) {
+      await_read(lock, group);
+    }
     c10::Stream const stream = backend_.current_stream();
     UseProbe probe{.group = groups.empty() ? 0 : groups.back(), .before = {}, .after = {}};
     if (measuring_ && !groups.empty()) {
@@ -373,6 +376,7 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
     bool const placed = load(g, held, true);
     groups_[g].nested = was_nested;
     NORIA_ASSERT(placed, "groups that fitted before fit in an empty ring");
+    await_read(g);
     if (async_) {
       wait_ready(g, backend_.current_stream());
     }

@@ -61,6 +61,7 @@ std::vector<PendingRead> direct_reads(std::shared_ptr<ReadJob> const& job, ReadE
 void ReadJob::publish() {
   {
     std::lock_guard const lock(mutex);
+    finished = std::chrono::steady_clock::now();
     done = true;
   }
   changed.notify_all();

@@ -36,6 +36,7 @@ struct ReadJob {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  std::chrono::steady_clock::time_point finished;  // when `done` became true
 };
 
 /// One read of a job: what to ask the engine for, and what to do with the bytes.

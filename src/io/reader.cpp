@@ -52,6 +52,11 @@ void ReadTicket::finish() noexcept {
   job_->changed.wait(lock, [&] { return job_->done; });
 }
 
+std::chrono::steady_clock::time_point ReadTicket::finished() const {
+  std::lock_guard const lock(job_->mutex);
+  return job_->finished;
+}
+
 bool ReadTicket::done() const {
   if (job_ == nullptr) {
     return true;

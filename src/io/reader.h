@@ -3,6 +3,7 @@
 
 #include <noria/bytes.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -69,6 +70,8 @@ class ReadTicket {
 
   /// Finished, failed or cancelled: no read touches the memory any more.
   [[nodiscard]] bool done() const;
+  /// When it was done. Only after done() or wait().
+  [[nodiscard]] std::chrono::steady_clock::time_point finished() const;
   /// Returns when every byte is in place, else throws what went wrong: StorageError with path, errno and offset,
   /// IntegrityError (FileTruncated, FileChanged), or Error when it was cancelled or the reader closed. The memory then
   /// holds nothing of use. May be called again, from any thread.

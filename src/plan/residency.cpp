@@ -405,7 +405,11 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
   std::optional<Residency> best;
   double least = std::numeric_limits<double>::infinity();
   for (Residency& plan : plans) {
-    if (double const cost = simulate ? judge.seconds(plan) : judge.bytes(plan); cost < least) {
+    double const cost = simulate ? judge.seconds(plan) : judge.bytes(plan);
+    // Among equals the one that moves fewer bytes: others may want the link.
+    constexpr double kEqual = 1.001;
+    bool const fewer = best && plan.streamed_bytes < best->streamed_bytes;
+    if (cost * kEqual < least || (fewer && cost < least * kEqual)) {
       least = cost;
       best = std::move(plan);
     }

@@ -120,7 +120,8 @@ Speeds Speeds::assumed(std::span<GroupUse const> groups, std::size_t uses) {
   for (GroupUse const& group : groups) {
     bytes += static_cast<double>(group.bytes);
   }
-  return {.use_seconds = std::vector<double>(uses, bytes / static_cast<double>(std::max<std::size_t>(uses, 1)))};
+  double const share = 0.25 / static_cast<double>(std::max<std::size_t>(uses, 1));
+  return {.use_seconds = std::vector<double>(uses, bytes * share)};
 }
 
 double steady_seconds(std::span<GroupUse const> groups, std::span<GroupIndex const> order, Residency const& residency,

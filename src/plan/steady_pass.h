@@ -15,7 +15,8 @@ struct Speeds {
   double bytes_per_second = 1.0;
   double latency_seconds = 0.0;
 
-  /// Before anything was measured: all uses take equally long, and together as long as copying all weights.
+  /// Before anything was measured: all uses take equally long, and together a quarter as long as copying all weights.
+  /// Where that is too little no plan is slow; where it is too much the one with the fewest bytes is right.
   static Speeds assumed(std::span<GroupUse const> groups, std::size_t uses);
 };
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 #include "support/random.h"
@@ -60,6 +61,50 @@ TEST(SteadyPass, LatencyCountsOncePerCopy) {
   Chain chain(std::vector<Bytes>(4, 100), 1);
   chain.speeds.latency_seconds = 5;
   EXPECT_THAT(chain.streamed_through(300), DoubleNear(4 * 105, 1e-6));
+}
+
+/// Seconds of the best of all sets of residents.
+double best_of_all(Chain const& chain, Bytes budget) {
+  double best = std::numeric_limits<double>::infinity();
+  std::size_t const count = chain.groups.size();
+  for (std::uint32_t set = 0; set < (1U << count); ++set) {
+    Residency plan = no_residents(chain.groups, 0);
+    Bytes largest = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      if ((set >> i & 1U) != 0) {
+        plan.resident[i] = true;
+        plan.resident_bytes += chain.groups[i].bytes;
+      } else {
+        largest = std::max(largest, chain.groups[i].bytes);
+      }
+    }
+    if (plan.resident_bytes + largest <= budget) {
+      plan.ring_bytes = budget - plan.resident_bytes;
+      best = std::min(best, chain.seconds(plan));
+    }
+  }
+  return best;
+}
+
+TEST(Residency, ThePlanOfASmallModelIsNearlyTheBestOfAll) {
+  test::Random random(23);
+  int best_found = 0;
+  constexpr int kSeeds = 60;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    std::vector<Bytes> bytes(3 + random.below(6));
+    for (Bytes& size : bytes) {
+      size = Bytes{1} << random.below(6);
+    }
+    Chain const chain(bytes, 1 + random.below(30));
+    Bytes const total = std::accumulate(bytes.begin(), bytes.end(), Bytes{0});
+    Bytes const budget = smallest_budget(chain.groups).bytes + random.below(static_cast<std::uint32_t>(total));
+    Residency plan = choose_residents(chain.groups, chain.order, budget, 2, &chain.speeds);
+    plan.ring_bytes = budget - plan.resident_bytes;
+    double const best = best_of_all(chain, budget);
+    EXPECT_LE(chain.seconds(plan), 1.2 * best) << "seed " << seed;
+    best_found += chain.seconds(plan) <= 1.01 * best ? 1 : 0;
+  }
+  EXPECT_GE(best_found, kSeeds * 8 / 10);
 }
 
 TEST(Residency, APlanBySpeedsIsNeverSlowerThanOneByBytes) {
