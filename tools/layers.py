@@ -47,8 +47,20 @@ def violations(path: str, text: str) -> list[str]:
     return found
 
 
-def check() -> bool:
+def same_names() -> list[str]:
+    """Test modules that pytest cannot tell apart: they are imported by their bare name."""
+    known: dict[str, str] = {}
     found = []
+    for path in files("tests/python/*.py"):
+        name = path.rsplit("/", 1)[-1]
+        if name.startswith("test_") and name in known:
+            found.append(f"{path} and {known[name]} have the same name; rename one")
+        known[name] = path
+    return found
+
+
+def check() -> bool:
+    found = same_names()
     for path in files("src/*.h", "src/*.cpp"):
         found += violations(path.removeprefix("src/"), (ROOT / path).read_text())
     print("\n".join(found), end="\n" if found else "")

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from noria.errors import UnsupportedOperation
 from noria.offloading import Offload, Settings, start, with_index
 
 
@@ -79,8 +78,6 @@ def apply_group_offloading(
         raise ValueError(f"num_blocks_per_group must be at least 1, and is {num_blocks_per_group}")
     if trigger not in ("modules", "ops"):
         raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
-    if offload_to_disk_path is not None:
-        raise UnsupportedOperation("offload_to_disk_path is not there yet")
     if block_modules is None:
         block_modules = getattr(module, "_group_offload_block_modules", None)
     if exclude_kwargs is None:
@@ -95,6 +92,7 @@ def apply_group_offloading(
         host_budget=host_budget,
         use_streams=use_stream,
         low_memory=low_cpu_mem_usage,
+        disk=None if offload_to_disk_path is None else str(offload_to_disk_path),
         trigger=trigger,
     )
     return start({"": module}, settings, strict_accelerate=True)

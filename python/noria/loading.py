@@ -59,7 +59,10 @@ def empty_weights() -> Iterator[None]:
 
 
 class FileHomes:
-    """Which tensor of a checkpoint is the home of which page."""
+    """Which tensor of a checkpoint is the home of which page.
+
+    A weight on meta has no other home. One that is in memory keeps it unless the file holds the very same bytes.
+    """
 
     def __init__(self, checkpoint: str | Path, prefixes: tuple[str, ...] = ("",)) -> None:
         """Opens the checkpoint: a .safetensors file, an index, or a folder.
@@ -127,18 +130,76 @@ class FileHomes:
                 return slot, entry
         return slots[0], None
 
-    def give(self, engine: _C.Engine, _model: Model, group: int, pages: list[int]) -> bool:
-        """Gives a group its home in the files; False when none of its tensors is on meta."""
+    def prepare(self, _engine: _C.Engine, model: Model) -> None:
+        """Checks that the checkpoint fits the model; see `check`."""
+        self.check(model)
+
+    def give(self, engine: _C.Engine, group: int, pages: list[int]) -> bool:
+        """Gives a group its home in the files; False when it has none there, or not for all of its weights."""
         extents = []
         for page in pages:
             slots = self._names[page]
-            if slots[0].tensor.is_meta:
-                _, entry = self._find(slots)
+            slot, entry = self._find(slots)
+            on_meta = slots[0].tensor.is_meta
+            if entry is not None and (on_meta or self._same(slot.tensor, entry)):
                 extents.append((page, entry[2], entry[3], entry[4]))
         if not extents:
             return False
         engine.give_file_home(group, self.shards, extents)
         return True
+
+    def finish(self) -> None:
+        """Lets the model go: whoever keeps the homes must not keep it alive."""
+        self._names = {}
+
+    def _same(self, tensor: torch.Tensor, entry: Any) -> bool:
+        dtype, shape, file, offset, size = entry
+        fits = list(shape) == list(tensor.shape) and dtype == _DTYPES.get(tensor.dtype) and size == tensor.nbytes
+        return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach()))
+
+
+class FolderHomes:
+    """An offload folder of our own, one per component, as the home of every weight."""
+
+    def __init__(self, folder: str | Path, component: str) -> None:
+        """The folder of `component` below `folder`; it is made when it is not there."""
+        self.folder = Path(folder) / _C.component_folder(component)
+        self._store: _C.FolderStore | None = None
+
+    def prepare(self, engine: _C.Engine, model: Model) -> None:
+        """Uses what the folder holds of this model, or writes it.
+
+        Raises:
+            StorageError: it cannot be written (names the path and the errno); the model is as it was.
+            ValueError: a weight is not on the cpu.
+        """
+        self._store = _C.FolderStore.open_or_write(str(self.folder), engine, model.table)
+
+    def give(self, engine: _C.Engine, group: int, _pages: list[int]) -> bool:
+        """Gives a group its home in the folder."""
+        assert self._store is not None
+        self._store.give_home(engine, group)
+        return True
+
+    def finish(self) -> None:
+        """Nothing to let go: the store knows files only."""
+
+
+def own_checkpoint(root: nn.Module) -> Path:
+    """The folder of safetensors files that a model says it came from.
+
+    Raises:
+        ValueError: it says none, or there are none any more.
+    """
+    config = getattr(root, "config", None)
+    for place in (config, root):
+        name = getattr(place, "_name_or_path", None) or getattr(place, "name_or_path", None)
+        if isinstance(name, str) and name and any(Path(name).glob("*.safetensors")):
+            return Path(name)
+    raise ValueError(
+        f"disk='checkpoint': {type(root).__name__} does not say which folder of safetensors files it came from; use "
+        f"noria.load(model_on_meta, checkpoint, device), or disk=FOLDER for a copy of the weights"
+    )
 
 
 def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device | str | int, **options: Any) -> Any:
@@ -163,5 +224,5 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
     prefix = getattr(model_on_meta, "base_model_prefix", "")
     homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
     settings = settings_for(device, **options)
-    settings.file_homes = homes
+    settings.homes = homes
     return start({"": model_on_meta}, settings)

@@ -18,9 +18,11 @@ from noria import _C, _managed
 from noria._amount import free_bytes, resolve_bytes
 from noria._model import Model
 from noria.errors import Error, UnsupportedOperation
+from noria.loading import FileHomes, FolderHomes, own_checkpoint
 
 # Of what the device has free, kept for activations until they are measured (API: `reserve`).
 _DEFAULT_RESERVE = 0.2
+_PAGE = 4096  # what the system locks is whole pages
 _GRANULARITIES = {
     "auto": "auto",
     "block": "block",
@@ -101,7 +103,8 @@ class Settings:
     trigger: str = "modules"
     reserve: int | str | None = None
     device_limit: int | str | None = None
-    file_homes: Any = None  # a loading.FileHomes, when weights come from a checkpoint
+    disk: str | None = None
+    homes: Any = None  # a loading.FileHomes or FolderHomes, when weights come from files
 
     def describe(self) -> str:
         """The settings that differ from the defaults, for messages."""
@@ -162,7 +165,7 @@ class Settings:
 
     def _plan(self, model: Model, held_bytes: int = 0) -> tuple[_C.Engine, _C.Grouping]:
         """An engine for the model that has taken nothing yet."""
-        if self.file_homes is None and not self._is_dry_run():
+        if not isinstance(self.homes, FileHomes) and not self._is_dry_run():
             model.refuse_meta()
         fixed = None if self.budget == "ring" else self.budget_bytes(model, held_bytes)
         split = max(fixed // 4, 1) if self.granularity == "auto" and fixed is not None else 0
@@ -181,6 +184,24 @@ class Settings:
             verify=self.verify,
         )
         return engine, grouping
+
+    def _homes(self, roots: Mapping[str, nn.Module]) -> Any:
+        if self.homes is not None or self.disk is None:
+            return self.homes
+        if self.disk == "checkpoint":
+            if len(roots) != 1:
+                raise ValueError("disk='checkpoint' takes one model at a time; offload the components one by one")
+            root = next(iter(roots.values()))
+            prefix = getattr(root, "base_model_prefix", "")
+            return FileHomes(own_checkpoint(root), ("", f"{prefix}.") if prefix else ("",))
+        component = "+".join(name or type(root).__name__ for name, root in roots.items())
+        return FolderHomes(self.disk, component)
+
+    def _host_room(self) -> int:
+        """Bytes of host memory for groups that would otherwise stay on disk. None on the cpu, whose memory it is."""
+        if self.device.type == "cpu" or self.host_budget is None:
+            return 0
+        return self.pinned_limit()
 
     def check(
         self,
@@ -201,19 +222,26 @@ class Settings:
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
         model = Model(roots)
-        if self.file_homes is not None:
-            self.file_homes.check(model)
         engine, grouping = self._plan(model)
+        homes = None if self._is_dry_run() else self._homes(roots)
+        if homes is not None:
+            homes.prepare(engine, model)
         offload._settings = self
         offload._engine = engine
         offload._roots = {name: weakref.ref(root) for name, root in roots.items()}
         offload._handles = []
         try:
+            room = self._host_room() if homes is not None else 0
             for group, pages in enumerate(grouping.group_pages):
-                if self.file_homes is None or not self.file_homes.give(engine, model, group, pages):
+                if homes is None or not homes.give(engine, group, pages):
                     engine.give_memory_home(group)
+                elif (booked := -(-engine.group_bytes(group) // _PAGE) * _PAGE) <= room:
+                    engine.bring_home(group)
+                    room -= booked
                 model.manage(engine, set(pages))
             model.move_empty(self.device)
+            if homes is not None:
+                homes.finish()
             engine.start()
             offload._attach(model, grouping)
         except BaseException:
@@ -504,13 +532,11 @@ def settings_for(
         raise ValueError(f"granularity must be one of {', '.join(_GRANULARITIES)}, and is {granularity!r}")
     if trigger not in ("modules", "ops"):
         raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
-    if disk is not None:
-        raise UnsupportedOperation(
-            "offload(disk=...) is not there yet for a model in memory; noria.load(model_on_meta, checkpoint, device) "
-            "streams weights from safetensors files"
-        )
+    if disk == "mapped":
+        raise UnsupportedOperation("disk='mapped' is not there yet; disk='checkpoint' reads the same files")
     return Settings(
         device=with_index(device),
+        disk=None if disk is None else str(disk),
         budget=budget,
         granularity=_GRANULARITIES[granularity],
         host_budget=host_budget,
@@ -546,7 +572,9 @@ def offload(
             free now) or "auto" (what is free, less `reserve`). The smallest that works is the largest set of groups in
             use together.
         host_budget: bytes of host memory that may be page-locked; None: half of what is available.
-        disk: a disk tier. Not there yet for a model in memory; `noria.load` streams from checkpoint files.
+        disk: a folder for the weights that then need no host memory: written once, and used again by later runs with
+            the same weights. "checkpoint": the model's own safetensors files in place; a weight that differs from them
+            stays in memory.
         granularity: "auto", "block" or "leaf".
         trigger: "modules": forward hooks, with the operator net behind them; "ops": no hooks at all.
         training: plan for the backward order from the first pass; without it backward is right too.

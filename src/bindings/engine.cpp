@@ -5,10 +5,12 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
 #include <numeric>
 
 #include "bindings/topics.h"
 #include "engine/blocking.h"
+#include "engine/folder_store.h"
 #include "engine/net.h"
 #include "engine/omission.h"
 #include "engine/tensor_table.h"
@@ -89,6 +91,23 @@ plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorT
                                 .block_modules = block_modules,
                                 .split_above_bytes = split_above_bytes};
   return plan::make_groups(modules, bytes, options);
+}
+
+bool holds(File const& file, Bytes offset, at::Tensor const& tensor) {
+  if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
+    return false;
+  }
+  auto const* const bytes = static_cast<std::byte const*>(tensor.const_data_ptr());
+  constexpr Bytes kChunk = Bytes{4} << 20U;
+  std::vector<std::byte> chunk(std::min<Bytes>(kChunk, tensor.nbytes()));
+  for (Bytes done = 0; done < tensor.nbytes(); done += chunk.size()) {
+    std::span<std::byte> const part(chunk.data(), std::min<Bytes>(chunk.size(), tensor.nbytes() - done));
+    file.read_exact(offset + done, part);
+    if (std::memcmp(part.data(), bytes + done, part.size()) != 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -199,6 +218,8 @@ void init_engine(py::module_& m) {
             engine.give_file_home(group, std::move(extents));
           },
           py::arg("group"), py::arg("shards"), py::arg("extents"))
+      .def("bring_home", &Engine::bring_home, py::arg("group"))
+      .def("group_bytes", &Engine::group_bytes, py::arg("group"))
       .def("start", &Engine::start)
       .def("begin", &Engine::begin, py::arg("module"))
       .def("end", &Engine::end, py::arg("module"))
@@ -245,6 +266,24 @@ void init_engine(py::module_& m) {
         }
       },
       py::arg("tensor"), "The tensor, on the cpu, goes on with the bytes of its host home.");
+  py::class_<FolderStore, std::shared_ptr<FolderStore>>(m, "FolderStore")
+      .def_static(
+          "open_or_write",
+          [](std::string const& folder, Engine& engine, TensorTable const& table) {
+            py::gil_scoped_release const release;
+            return FolderStore::open_or_write(folder, engine, table);
+          },
+          py::arg("folder"), py::arg("engine"), py::arg("table"))
+      .def("give_home", &FolderStore::give_home, py::arg("engine"), py::arg("group"));
+  m.def("component_folder", &component_folder, py::arg("component"));
+  m.def(
+      "holds_bytes_of",
+      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& tensor) {
+        return holds(shards.files()[file]->file(), offset, tensor);
+      },
+      "Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor.", py::arg("shards"),
+      py::arg("file"), py::arg("offset"), py::arg("tensor"));
+
   py::class_<HostTensors, std::shared_ptr<HostTensors>>(m, "HostTensors")
       .def(py::init<>())
       .def("of", &HostTensors::of, py::arg("tensor"),

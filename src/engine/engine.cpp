@@ -402,9 +402,10 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
     }
   }
   for (FileExtent const& extent : group.home.extents()) {
-    if (extent.group_offset == page.offset()) {
+    if (extent.group_offset <= page.offset() && page.offset() < extent.group_offset + extent.bytes) {
       BlockingRegion const region;
-      extent.file->file().read_exact(extent.file_offset, {copy->data(), extent.bytes});
+      Bytes const begin = extent.file_offset + (page.offset() - extent.group_offset);
+      extent.file->file().read_exact(begin, {copy->data(), page.bytes()});
       extent.file->file().check_unchanged();
     }
   }

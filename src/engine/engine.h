@@ -116,6 +116,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// The group's bytes stay in checkpoint files. Extents are whole pages, in file offsets; `group_offset` of each is
   /// filled in here. Pages without an extent get memory of their own.
   void give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents);
+  /// Any other home.
+  void give_home(plan::GroupIndex group, HostHome home) { groups_[group].home = std::move(home); }
+  /// On the device, padding included.
+  [[nodiscard]] Bytes group_bytes(plan::GroupIndex group) const { return groups_[group].bytes; }
   /// Reads the bytes of a group with a file home into memory, which is its home from then on; page-locked as in
   /// give_memory_home. Throws StorageError or IntegrityError; the home is then the file as before.
   void bring_home(plan::GroupIndex group);

@@ -79,6 +79,7 @@ void TensorTable::find_pages() {
   for (std::size_t p : rank) {
     Span span = std::move(spans[p]);
     at::Tensor const& t = entries_[first[p]].tensor;
+    span.first = first[p];
     span.whole_storage = span.begin == 0 && span.end == t.storage().nbytes();
     for (std::size_t i : members[p]) {
       entries_[i].page = static_cast<plan::PageIndex>(spans_.size());
@@ -86,6 +87,36 @@ void TensorTable::find_pages() {
     specs_.push_back({.name = entries_[first[p]].name, .bytes = span.end - span.begin});
     spans_.push_back(std::move(span));
   }
+}
+
+std::span<std::byte const> TensorTable::bytes_of(plan::PageIndex page) const {
+  Span const& span = spans_[page];
+  at::Tensor const& tensor = entries_[span.first].tensor;
+  if (!tensor.defined() || !tensor.device().is_cpu()) {
+    throw std::invalid_argument("'" + specs_[page].name + "' is not on the cpu");
+  }
+  return {static_cast<std::byte const*>(tensor.storage().data()) + span.begin, span.end - span.begin};
+}
+
+std::vector<StoredTensor> TensorTable::stored_tensors() const {
+  std::vector<StoredTensor> out;
+  std::map<std::string, int> seen;
+  for (Entry const& entry : entries_) {
+    // The inner tensors of one wrapper share its name.
+    int const number = seen[entry.name]++;
+    StoredTensor stored{.name = number == 0 ? entry.name : entry.name + "#" + std::to_string(number),
+                        .dtype = c10::toString(entry.tensor.scalar_type()),
+                        .shape = {},
+                        .strides = {}};
+    for (int64_t size : entry.tensor.sizes()) {
+      stored.shape.push_back(static_cast<std::uint64_t>(size));
+    }
+    stored.strides.assign(entry.tensor.strides().begin(), entry.tensor.strides().end());
+    stored.offset = entry.page == kNoPage ? 0 : entry.begin - spans_[entry.page].begin;
+    stored.bytes = entry.end - entry.begin;
+    out.push_back(std::move(stored));
+  }
+  return out;
 }
 
 at::Tensor TensorTable::manage(Engine& engine, std::size_t index) {

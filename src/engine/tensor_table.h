@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "io/manifest.h"
 
 namespace noria {
 
@@ -27,6 +28,11 @@ class TensorTable {
   [[nodiscard]] plan::PageIndex page_of(std::size_t index) const { return entries_[index].page; }
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
 
+  /// The bytes of a page, while its tensors are on the cpu and not managed. Throws std::invalid_argument for others.
+  [[nodiscard]] std::span<std::byte const> bytes_of(plan::PageIndex page) const;
+  /// Every tensor as an offload folder describes it; offsets are from the start of the tensor's page.
+  [[nodiscard]] std::vector<StoredTensor> stored_tensors() const;
+
   /// Copies the bytes of the tensor's page to its home, the first time, and returns the managed tensor in its place:
   /// same sizes and strides, on the engine's device. The same tensor when it could be taken over as it is. A tensor on
   /// meta brings no bytes. Forgets the tensor.
@@ -45,6 +51,7 @@ class TensorTable {
     Bytes end = 0;
     bool whole_storage = false;
     bool filled = false;
+    std::size_t first = 0;  // entry
     c10::intrusive_ptr<c10::StorageImpl> managed;
   };
 
