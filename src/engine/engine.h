@@ -223,6 +223,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Event event;
   };
 
+  static constexpr std::size_t kNoSlot = ~std::size_t{0};
+
   struct GroupState {
     std::string name;
     std::vector<plan::PageIndex> pages;
@@ -240,7 +242,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Event ready;
     Event written_back;
     std::shared_ptr<ReadTicket> reading;  // its files, on the way to the device or to a slot of the staging
-    std::optional<std::size_t> slot;      // of the staging, while `reading`
+    std::size_t slot = kNoSlot;           // of the staging, while `reading`
     std::chrono::steady_clock::time_point read_begin;
     std::vector<c10::Stream> waited;  // streams that have waited for `ready`
     std::vector<FreeMark> marks;      // ends of uses that an overwrite must wait for
@@ -355,7 +357,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::uint64_t releases_ = 0;
   std::size_t holds_ = 0;  // of all groups
   std::size_t users_ = 0;  // threads with an open use
-  std::optional<Staging> staging_;
+  std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
   std::atomic<bool> running_{false};  // between start() and stop()
   bool counted_by_net_ = false;

@@ -14,6 +14,7 @@ namespace {
 /// One checksum for all weights: of the checksums of the pages, in the model's order.
 std::string content_of(TensorTable const& table) {
   std::vector<Checksum> sums;
+  sums.reserve(table.pages().size());
   for (plan::PageIndex page = 0; page < table.pages().size(); ++page) {
     sums.push_back(checksum(table.bytes_of(page)));
   }

@@ -27,9 +27,9 @@ bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> soon
     return false;
   }
   auto const give_slot_back = [&] {
-    if (group.slot) {
-      staging_->give_back(*group.slot);
-      group.slot.reset();
+    if (group.slot != kNoSlot) {
+      staging_->give_back(group.slot);
+      group.slot = kNoSlot;
     }
   };
   std::optional<Bytes> offset;
@@ -106,8 +106,8 @@ void Engine::copy_in(plan::GroupIndex index) {
   }
   c10::Stream const stream = async_ ? in_stream_ : backend_.current_stream();
   std::byte const* source = group.home.block()->data();
-  if (group.slot) {
-    backend_.write_pinned(staging_->data(*group.slot), source, group.bytes);
+  if (group.slot != kNoSlot) {
+    backend_.write_pinned(staging_->data(group.slot), source, group.bytes);
     copy_staged(index, stream);
     return;
   }
@@ -158,9 +158,9 @@ void Engine::copy_staged(plan::GroupIndex index, c10::Stream stream) {
     measured_begin = timing_event();
     measured_begin.record(stream);
   }
-  backend_.copy_to_device(device_address(index), staging_->data(*group.slot), group.bytes, stream);
-  staging_->copied_by(*group.slot, stream);
-  group.slot.reset();
+  backend_.copy_to_device(device_address(index), staging_->data(group.slot), group.bytes, stream);
+  staging_->copied_by(group.slot, stream);
+  group.slot = kNoSlot;
   note_loaded(index, stream, std::move(begin), std::move(measured_begin));
 }
 

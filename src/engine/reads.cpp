@@ -45,37 +45,44 @@ void Engine::prepare_disk() {
   }
   bool const pageable_passes = async_ && options_.low_memory && largest_pageable > 0;
   if (!options_.device.is_cpu() && (largest_read > 0 || pageable_passes)) {
-    staging_.emplace(backend_, kStagingSlots, std::max(largest_read, largest_pageable));
+    staging_ = std::make_unique<Staging>(backend_, kStagingSlots, std::max(largest_read, largest_pageable));
   }
 }
 
 bool Engine::take_slot(plan::GroupIndex index, std::span<plan::GroupIndex const> sooner, bool demanded) {
   GroupState& group = groups_[index];
-  group.slot = staging_->take();
-  if (!group.slot && demanded) {
+  group.slot = staging_->take().value_or(kNoSlot);
+  if (group.slot == kNoSlot && demanded) {
     // Reads for later give way; then the oldest copy is waited for.
-    for (plan::GroupIndex g = 0; g < groups_.size() && !group.slot; ++g) {
+    for (plan::GroupIndex g = 0; g < groups_.size() && group.slot == kNoSlot; ++g) {
       GroupState& other = groups_[g];
-      if (other.slot && other.uses == 0 && std::ranges::find(sooner, g) == sooner.end()) {
+      if (other.slot != kNoSlot && other.uses == 0 && std::ranges::find(sooner, g) == sooner.end()) {
         vacate(g);
         if (!resident(g)) {
           ring_.remove(g);
         }
-        group.slot = staging_->take();
+        group.slot = staging_->take().value_or(kNoSlot);
       }
     }
-    if (!group.slot) {
+    // A module of many groups may have filled every slot by itself.
+    for (plan::GroupIndex g = 0; g < groups_.size() && group.slot == kNoSlot; ++g) {
+      if (groups_[g].reading && groups_[g].slot != kNoSlot) {
+        await_read(g);
+        break;
+      }
+    }
+    if (group.slot == kNoSlot) {
       BlockingRegion const region;
       ++host_syncs_;
-      group.slot = staging_->wait_and_take();
+      group.slot = staging_->wait_and_take().value_or(kNoSlot);
     }
   }
-  return group.slot.has_value();
+  return group.slot != kNoSlot;
 }
 
 void Engine::start_read(plan::GroupIndex index) {
   GroupState& group = groups_[index];
-  std::byte* const target = group.slot ? staging_->data(*group.slot) : device_address(index);
+  std::byte* const target = group.slot != kNoSlot ? staging_->data(group.slot) : device_address(index);
   ReadRequest request{.files = group.home.files(), .plan = group.home.plan(), .destination = {target, group.bytes}};
   group.read_begin = std::chrono::steady_clock::now();
   group.reading = std::make_shared<ReadTicket>(reader_->start(std::move(request)));
@@ -93,14 +100,14 @@ void Engine::finish_read(plan::GroupIndex index) {
       measured_bytes_ += static_cast<double>(group.bytes);
       last_read_ = std::max(last_read_, ticket->finished());
     }
-    std::byte* const target = group.slot ? staging_->data(*group.slot) : device_address(index);
+    std::byte* const target = group.slot != kNoSlot ? staging_->data(group.slot) : device_address(index);
     group.home.copy_parts({target, group.bytes});
-    if (group.slot) {
+    if (group.slot != kNoSlot) {
       copy_staged(index, async_ ? in_stream_ : backend_.current_stream());
     }
   } catch (...) {
-    if (group.slot) {
-      staging_->give_back(*std::exchange(group.slot, std::nullopt));
+    if (group.slot != kNoSlot) {
+      staging_->give_back(std::exchange(group.slot, kNoSlot));
     }
     group.place = Place::kEvicted;
     if (!resident(index)) {
@@ -118,11 +125,7 @@ void Engine::await_read(std::unique_lock<std::mutex>& lock, plan::GroupIndex ind
       lock.unlock();
       {
         BlockingRegion const region;
-        try {
-          ticket->wait();
-        } catch (std::exception const&) {
-          // finish_read meets it again, with the lock.
-        }
+        ticket->wait_until_done();
       }
       lock.lock();
       double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -143,11 +146,7 @@ void Engine::await_read(plan::GroupIndex index) {
   if (std::shared_ptr<ReadTicket> const ticket = groups_[index].reading) {
     {
       BlockingRegion const region;
-      try {
-        ticket->wait();
-      } catch (std::exception const&) {
-        // finish_read meets it again.
-      }
+      ticket->wait_until_done();
     }
     finish_read(index);
   }
@@ -155,7 +154,7 @@ void Engine::await_read(plan::GroupIndex index) {
 
 void Engine::finish_reads_done() noexcept {
   for (plan::GroupIndex g = 0; reader_ && g < groups_.size(); ++g) {
-    if (groups_[g].reading && groups_[g].slot && groups_[g].reading->done()) {
+    if (groups_[g].reading && groups_[g].slot != kNoSlot && groups_[g].reading->done()) {
       try {
         finish_read(g);
       } catch (std::exception const& error) {
@@ -171,8 +170,8 @@ void Engine::cancel_read(plan::GroupIndex index) noexcept {
     BlockingRegion const region;
     group.reading.reset();  // waits until nothing touches its memory
   }
-  if (group.slot) {
-    staging_->give_back(*std::exchange(group.slot, std::nullopt));
+  if (group.slot != kNoSlot) {
+    staging_->give_back(std::exchange(group.slot, kNoSlot));
   }
 }
 

@@ -77,6 +77,13 @@ void ReadTicket::wait() const {
   }
 }
 
+void ReadTicket::wait_until_done() const noexcept {
+  if (job_ != nullptr && !loop_->in_forked_child()) {
+    std::unique_lock lock(job_->mutex);
+    job_->changed.wait(lock, [&] { return job_->done; });
+  }
+}
+
 void ReadTicket::cancel() const noexcept {
   if (job_ != nullptr && !job_->cancelled.exchange(true)) {
     loop_->nudge();

@@ -76,6 +76,8 @@ class ReadTicket {
   /// IntegrityError (FileTruncated, FileChanged), or Error when it was cancelled or the reader closed. The memory then
   /// holds nothing of use. May be called again, from any thread.
   void wait() const;
+  /// Returns when done(), however it ended. In a forked child, where nothing is read any more, at once.
+  void wait_until_done() const noexcept;
   /// Starts no more reads for this request and returns at once; done() follows when those in flight have ended.
   void cancel() const noexcept;
 

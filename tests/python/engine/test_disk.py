@@ -161,7 +161,7 @@ def test_a_damaged_file_never_becomes_weights(device: torch.device, tmp_path: Pa
             model(x)
 
 
-# --- Host memory between the disk and the device -----------------------------------------------------------------------
+# --- Host memory between the disk and the device ---------------------------------------------------------------------
 
 
 def test_what_fits_the_host_budget_stays_in_host_memory(sim, tmp_path: Path) -> None:
