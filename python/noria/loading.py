@@ -64,13 +64,15 @@ class FileHomes:
     A weight on meta has no other home. One that is in memory keeps it unless the file holds the very same bytes.
     """
 
-    def __init__(self, checkpoint: str | Path, prefixes: tuple[str, ...] = ("",)) -> None:
+    def __init__(self, checkpoint: str | Path, prefixes: tuple[str, ...] = ("",), root: str = "") -> None:
         """Opens the checkpoint: a .safetensors file, an index, or a folder.
 
         Args:
             checkpoint: where it is.
             prefixes: what may stand before the model's own names in the file, or be missing from them.
+            root: the name of the root that it belongs to, among several.
         """
+        self._root = f"{root}." if root else ""
         self.shards = _C.ShardSet.open(str(checkpoint))
         self._tensors = self.shards.tensors
         self._prefixes = prefixes
@@ -78,6 +80,7 @@ class FileHomes:
 
     def entry(self, name: str) -> Any:
         """The checkpoint's (dtype, shape, file, offset, bytes) for a tensor of the model, or None."""
+        name = name.removeprefix(self._root)
         for prefix in self._prefixes:
             found = self._tensors.get(prefix + name)
             if found is None and prefix and name.startswith(prefix):
@@ -94,7 +97,7 @@ class FileHomes:
         """
         self._names = {}
         for slot in model.slots:
-            for leaf in slot.leaves:
+            for leaf in slot.leaves if slot.name.startswith(self._root) else ():
                 self._names.setdefault(model.table.page_of(leaf.index), []).append(slot)
         missing = []
         used = set()
@@ -138,7 +141,9 @@ class FileHomes:
         """Gives a group its home in the files; False when it has none there, or not for all of its weights."""
         extents = []
         for page in pages:
-            slots = self._names[page]
+            slots = self._names.get(page)
+            if slots is None:
+                return False  # another root's
             slot, entry = self._find(slots)
             on_meta = slots[0].tensor.is_meta
             if entry is not None and (on_meta or self._same(slot.tensor, entry)):
@@ -156,6 +161,28 @@ class FileHomes:
         dtype, shape, file, offset, size = entry
         fits = list(shape) == list(tensor.shape) and dtype == _DTYPES.get(tensor.dtype) and size == tensor.nbytes
         return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach()))
+
+
+class ManyHomes:
+    """The checkpoints of several roots."""
+
+    def __init__(self, homes: list[FileHomes]) -> None:
+        """One for each root."""
+        self._homes = homes
+
+    def prepare(self, engine: _C.Engine, model: Model) -> None:
+        """As `FileHomes.prepare`, for each."""
+        for homes in self._homes:
+            homes.prepare(engine, model)
+
+    def give(self, engine: _C.Engine, group: int, pages: list[int]) -> bool:
+        """As `FileHomes.give`, by the root that the group belongs to."""
+        return any(homes.give(engine, group, pages) for homes in self._homes)
+
+    def finish(self) -> None:
+        """As `FileHomes.finish`."""
+        for homes in self._homes:
+            homes.finish()
 
 
 class FolderHomes:

@@ -18,7 +18,7 @@ from noria import _C, _managed
 from noria._amount import free_bytes, resolve_bytes
 from noria._model import Model
 from noria.errors import Error, UnsupportedOperation
-from noria.loading import FileHomes, FolderHomes, own_checkpoint
+from noria.loading import FileHomes, FolderHomes, ManyHomes, own_checkpoint
 
 # Of what the device has free, kept for activations until they are measured (API: `reserve`).
 _DEFAULT_RESERVE = 0.2
@@ -189,11 +189,11 @@ class Settings:
         if self.homes is not None or self.disk is None:
             return self.homes
         if self.disk == "checkpoint":
-            if len(roots) != 1:
-                raise ValueError("disk='checkpoint' takes one model at a time; offload the components one by one")
-            root = next(iter(roots.values()))
-            prefix = getattr(root, "base_model_prefix", "")
-            return FileHomes(own_checkpoint(root), ("", f"{prefix}.") if prefix else ("",))
+            homes = []
+            for name, root in roots.items():
+                prefix = getattr(root, "base_model_prefix", "")
+                homes.append(FileHomes(own_checkpoint(root), ("", f"{prefix}.") if prefix else ("",), name))
+            return ManyHomes(homes)
         component = "+".join(name or type(root).__name__ for name, root in roots.items())
         return FolderHomes(self.disk, component)
 

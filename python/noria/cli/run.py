@@ -19,6 +19,7 @@ from rich.table import Table
 
 from noria import _C
 from noria._amount import free_bytes, resolve_bytes
+from noria.cli import pipeline, plot
 
 _SENTENCES = (
     "A noria is a wheel of buckets that lifts water.",
@@ -67,6 +68,23 @@ class Report:
     bound_seconds: float | None = None
     groups: int = 0
 
+    def add_pass(self, seconds: float, before: Any, after: Any) -> None:
+        """One pass, from the handle's status before and after it."""
+        self.passes.append(
+            {
+                "seconds": seconds,
+                "bytes_in": after.bytes_in - before.bytes_in,
+                "stalls": after.stalls - before.stalls,
+            }
+        )
+
+    def finish(self, status: Any) -> None:
+        """What the handle knows at the end."""
+        self.budget_bytes = status.budget_bytes
+        self.weights_bytes = status.weights_bytes
+        self.peak_device_bytes = status.peak_device_bytes
+        self.groups = len(status.groups)
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         out = {
@@ -109,7 +127,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise ValueError(f"--steps must be at least 1, and is {arguments.steps}")
     torch.manual_seed(arguments.seed)
-    report = run_encoder(arguments)
+    if arguments.plot is not None:
+        plot.require()
+    folder = None if arguments.model is None else Path(arguments.model)
+    if folder is not None and pipeline.is_pipeline(folder):
+        report = pipeline.run_pipeline(arguments, folder)
+    else:
+        report = run_encoder(arguments)
     if arguments.json:
         print(json.dumps(report.to_dict()))
     else:
@@ -200,26 +224,17 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
             model = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
         handle = noria.offload(model, device, budget=budget)
     with contextlib.ExitStack() as stack:
-        if arguments.trace is not None:
-            stack.enter_context(handle.trace(arguments.trace))
+        stack.enter_context(traced(handle, arguments, report))
         before = handle.status()
         for _ in range(arguments.steps):
             output, seconds = measure(lambda: encode(model, inputs), clock, 1)
             after = handle.status()
-            report.passes.append(
-                {
-                    "seconds": seconds[0],
-                    "bytes_in": after.bytes_in - before.bytes_in,
-                    "stalls": after.stalls - before.stalls,
-                }
-            )
+            report.add_pass(seconds[0], before, after)
             before = after
             if expected is not None:
                 report.equal_to_resident = report.equal_to_resident is not False and torch.equal(output, expected)
-    status = handle.status()
-    report.weights_bytes = status.weights_bytes
-    report.peak_device_bytes = status.peak_device_bytes
-    report.groups = len(status.groups)
+    report.finish(handle.status())
+    report.budget_bytes = budget
     if sim is not None and report.resident_seconds is not None:
         link = noria.sim.profiles()[arguments.profile]["h2d_bytes_per_second"]
         report.bound_seconds = max(report.resident_seconds, report.passes[-1]["bytes_in"] / link)
@@ -228,6 +243,26 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
 
         np.save(arguments.output, output.cpu().numpy())
     return report
+
+
+@contextlib.contextmanager
+def traced(handle: Any, arguments: argparse.Namespace, report: Report) -> Iterator[None]:
+    """Traces what happens inside when a trace or a plot was asked for, and writes them."""
+    if arguments.trace is None and arguments.plot is None:
+        yield
+        return
+    from noria.offloading import write_trace
+
+    handle._engine.start_trace()
+    try:
+        yield
+    finally:
+        slices = handle._engine.stop_trace()
+    if arguments.trace is not None:
+        write_trace(arguments.trace, slices)
+    if arguments.plot is not None:
+        budget = _C.format_bytes(report.budget_bytes or handle.status().budget_bytes)
+        plot.plot(arguments.plot, slices, f"{report.model} on {report.device}, budget {budget}")
 
 
 @torch.no_grad()
@@ -239,7 +274,7 @@ def encode(model: Any, inputs: Any) -> torch.Tensor:
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
-def measure(work: Callable[[], torch.Tensor], clock: Clock, times: int) -> tuple[torch.Tensor, list[float]]:
+def measure(work: Callable[[], Any], clock: Clock, times: int) -> tuple[Any, list[float]]:
     """The last result of `work`, and the seconds of each call."""
     seconds = []
     for _ in range(times):
@@ -261,6 +296,11 @@ def quiet_libraries() -> Iterator[None]:
 
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
+        with contextlib.suppress(ImportError):
+            from diffusers.utils import logging as diffusers_logging
+
+            diffusers_logging.disable_progress_bar()
+            diffusers_logging.set_verbosity_error()
         yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
