@@ -168,6 +168,10 @@ class TensorTable:
 class ShardSet:
     @staticmethod
     def open(path: str, variant: str = "") -> ShardSet: ...
+    def read_through(self) -> None:
+        """
+        Reads every tensor's bytes and drops them: what the disk alone can do.
+        """
     @property
     def bytes(self) -> int: ...
     @property

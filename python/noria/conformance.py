@@ -291,7 +291,9 @@ def _statistics_follow_memory(backend: TorchDeviceBackend) -> str:
         return "none"
     if not _holds_tensors(backend):
         return f"{backend.max_memory_allocated()} bytes; growth not tried: no tensors on this device"
-    size = 8 << 20
+    size = (
+        48 << 20
+    )  # on the cpu, more than the heap would serve from what was freed before (32 MiB in the GNU C library)
     backend.reset_peak_memory_stats()
     before = backend.memory_allocated()
     block = torch.zeros(size, dtype=torch.uint8).to(backend.device)

@@ -39,8 +39,9 @@ def apply_group_offloading(
         non_blocking: accepted; the engine never blocks where it need not.
         use_stream: copy beside computation, on streams; needs a device that has them.
         record_stream: accepted; the engine needs no such marks.
-        low_cpu_mem_usage: host memory is not page-locked.
-        offload_to_disk_path: not there yet.
+        low_cpu_mem_usage: weights stay in pageable memory; copies pass through three page-locked slots, each as large
+            as the largest group.
+        offload_to_disk_path: a folder for the weights, which then need no host memory; as `disk` of `noria.offload`.
         block_modules: names of submodules in which lists count as blocks; default: the module's own
             `_group_offload_block_modules`, else all.
         exclude_kwargs: keyword arguments of the root that stay on their device; default: the module's `_skip_keys`.
@@ -55,6 +56,12 @@ def apply_group_offloading(
         ValueError: for the same misuse as in Diffusers.
         BudgetError: `budget` is too small.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"apply_group_offloading takes an nn.Module, and got a {type(module).__name__}")
+    if num_blocks_per_group is not None and (
+        isinstance(num_blocks_per_group, bool) or not isinstance(num_blocks_per_group, int)
+    ):
+        raise TypeError(f"num_blocks_per_group must be an int, and is {num_blocks_per_group!r}")
     device = with_index(onload_device)
     if torch.device(offload_device).type != "cpu":
         raise ValueError(f"weights wait on the cpu, and offload_device is {offload_device!r}")

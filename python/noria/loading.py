@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,6 +249,10 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
     """
     from noria.offloading import settings_for, start
 
+    if not isinstance(model_on_meta, nn.Module):
+        raise TypeError(f"noria.load takes an nn.Module, and got a {type(model_on_meta).__name__}")
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
     prefix = getattr(model_on_meta, "base_model_prefix", "")
     homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
     settings = settings_for(device, **options)

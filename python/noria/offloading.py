@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from noria.loading import FileHomes, FolderHomes, ManyHomes, own_checkpoint
 
 # Of what the device has free, kept for activations until they are measured (API: `reserve`).
 _DEFAULT_RESERVE = 0.2
+_ANY_AMOUNT = 1 << 62
 _PAGE = 4096  # what the system locks is whole pages
 _GRANULARITIES = {
     "auto": "auto",
@@ -128,7 +130,7 @@ class Settings:
             reserve = int(limit * _DEFAULT_RESERVE) if self.reserve is None else self._reserve_bytes(free)
             limit = max(limit - reserve, 0)
         else:
-            limit = model.weights_bytes * 2 + (1 << 30)
+            limit = _ANY_AMOUNT
         if self.budget == "auto" or self.budget is None:
             if self.device_limit is not None:
                 return limit
@@ -154,7 +156,7 @@ class Settings:
     def pinned_limit(self) -> int:
         """At most this much host memory is page-locked, bytes."""
         if self.host_budget is None and self._is_dry_run():
-            return 1 << 62  # addresses alone
+            return _ANY_AMOUNT  # addresses alone
         available = free_bytes(torch.device("cpu"))
         half = available // 2
         return (
@@ -317,6 +319,9 @@ class Offload:
             BudgetError: they do not fit the budget together.
         """
         self._check()
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"resident() takes modules of the offloaded model, and got a {type(module).__name__}")
         groups = sorted(
             {
                 _C.group_of(leaf)
@@ -347,6 +352,18 @@ class Offload:
         if self._removed:
             return
         self._removed = True
+        try:
+            self._bring_everything_home()
+        except BaseException:
+            self._removed = False  # what is not home yet can be asked for again
+            raise
+        wanted = torch.device(device)
+        for root in self.roots:
+            tensors = [*root.parameters(), *root.buffers()]
+            if any(tensor.device != wanted for tensor in tensors):
+                root.to(wanted)
+
+    def _bring_everything_home(self) -> None:
         self._engine.flush()
         for handle in self._handles:
             handle.remove()
@@ -363,11 +380,6 @@ class Offload:
             if self._engine.page_alive(page):  # somebody else holds the storage: a tensor saved for backward, a view
                 self._engine.detach_to_device(page)
         self._engine.stop()
-        wanted = torch.device(device)
-        for root in self.roots:
-            tensors = [*root.parameters(), *root.buffers()]
-            if any(tensor.device != wanted for tensor in tensors):
-                root.to(wanted)
 
     def __enter__(self) -> Offload:
         return self
@@ -532,6 +544,14 @@ def settings_for(
         raise ValueError(f"granularity must be one of {', '.join(_GRANULARITIES)}, and is {granularity!r}")
     if trigger not in ("modules", "ops"):
         raise ValueError(f"trigger must be 'modules' or 'ops', and is {trigger!r}")
+    if pin is not None and not isinstance(pin, bool):
+        raise TypeError(f"pin must be True, False or None, and is {pin!r}")
+    if disk is not None and not isinstance(disk, (str, os.PathLike)):
+        raise TypeError(f"disk must be a folder or 'checkpoint', and is a {type(disk).__name__}")
+    if disk is not None and not str(disk):
+        raise ValueError("disk must be a folder or 'checkpoint', and is empty; name the current folder '.'")
+    if torch.device(device).type == "meta" if isinstance(device, (str, torch.device)) else False:
+        raise ValueError("the meta device has no memory; offload to the device that shall compute")
     if disk == "mapped":
         raise UnsupportedOperation("disk='mapped' is not there yet; disk='checkpoint' reads the same files")
     return Settings(
@@ -571,13 +591,14 @@ def offload(
         budget: bytes of weights on the device at once, residents and ring together; an int, "6GiB", "80%" (of what is
             free now) or "auto" (what is free, less `reserve`). The smallest that works is the largest set of groups in
             use together.
-        host_budget: bytes of host memory that may be page-locked; None: half of what is available.
+        host_budget: bytes of host memory that may be page-locked; None: half of what is available. With a disk tier,
+            also how much of the weights stays in host memory; None: nothing.
         disk: a folder for the weights that then need no host memory: written once, and used again by later runs with
             the same weights. "checkpoint": the model's own safetensors files in place; a weight that differs from them
             stays in memory.
         granularity: "auto", "block" or "leaf".
         trigger: "modules": forward hooks, with the operator net behind them; "ops": no hooks at all.
-        training: plan for the backward order from the first pass; without it backward is right too.
+        training: says that backward passes will come. They are right, and their order is learned, without it too.
         reserve: bytes kept for activations when `budget` is "auto"; None: 20 % of what is free.
         verify: poison freed ranges, and compare device bytes with the host copy on every load.
         pin: page-lock the host copy: True, False, or None to let the engine choose.

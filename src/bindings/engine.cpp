@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
+#include <deque>
 #include <numeric>
 
 #include "bindings/topics.h"
@@ -15,6 +16,8 @@
 #include "engine/omission.h"
 #include "engine/tensor_table.h"
 #include "format/shard_set.h"
+#include "io/aligned_buffer.h"
+#include "io/reader.h"
 
 namespace py = pybind11;
 
@@ -110,6 +113,53 @@ bool holds(File const& file, Bytes offset, at::Tensor const& tensor) {
   return true;
 }
 
+/// Four requests of 64 MiB in flight, each into memory of its own that is used again.
+void read_through(ShardSet const& shards) {
+  py::gil_scoped_release const release;
+  constexpr Bytes kPart = Bytes{64} << 20U;
+  constexpr std::size_t kInFlight = 4;
+  std::vector<std::shared_ptr<ReadPlan const>> plans;
+  std::vector<ReadPiece> pieces;
+  Bytes filled = 0;
+  auto const close = [&] {
+    plans.push_back(std::make_shared<ReadPlan const>(ReadPlan::make(pieces)));
+    pieces.clear();
+    filled = 0;
+  };
+  for (ShardTensor const& tensor : shards.tensors()) {
+    for (Bytes done = 0; done < tensor.entry->bytes();) {
+      Bytes const part = std::min(kPart - filled, tensor.entry->bytes() - done);
+      pieces.push_back(
+          {.file = tensor.file, .offset = tensor.entry->begin + done, .length = part, .destination = filled});
+      filled += part;
+      done += part;
+      if (filled == kPart) {
+        close();
+      }
+    }
+  }
+  if (!pieces.empty()) {
+    close();
+  }
+  std::vector<AlignedBuffer> memory;
+  for (std::size_t i = 0; i < kInFlight; ++i) {
+    memory.emplace_back(kPart);
+  }
+  Reader reader;
+  std::deque<ReadTicket> tickets;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (tickets.size() == kInFlight) {
+      tickets.front().wait();
+      tickets.pop_front();
+    }
+    tickets.push_back(
+        reader.start({.files = shards.files(), .plan = plans[i], .destination = memory[i % kInFlight].bytes()}));
+  }
+  for (ReadTicket const& ticket : tickets) {
+    ticket.wait();
+  }
+}
+
 }  // namespace
 
 void init_engine(py::module_& m) {
@@ -177,6 +227,7 @@ void init_engine(py::module_& m) {
           },
           py::arg("path"), py::arg("variant") = "")
       .def_property_readonly("bytes", &ShardSet::bytes)
+      .def("read_through", &read_through, "Reads every tensor's bytes and drops them: what the disk alone can do.")
       .def_property_readonly("tensors", [](ShardSet const& shards) {
         py::dict out;
         for (ShardTensor const& tensor : shards.tensors()) {

@@ -451,6 +451,9 @@ plan::PageIndex Engine::index_of(Page const& page) const {
 void Engine::stop() {
   auto lock = lock_politely(mutex_);
   running_ = false;
+  if (std::exchange(counted_by_net_, false)) {
+    OperatorNet::remove_engine();
+  }
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     cancel_read(g);
     groups_[g].place = Place::kEvicted;

@@ -45,7 +45,13 @@ void Engine::prepare_disk() {
   }
   bool const pageable_passes = async_ && options_.low_memory && largest_pageable > 0;
   if (!options_.device.is_cpu() && (largest_read > 0 || pageable_passes)) {
-    staging_ = std::make_unique<Staging>(backend_, kStagingSlots, std::max(largest_read, largest_pageable));
+    Bytes const slot = std::max(largest_read, largest_pageable);
+    Bytes pinned = kStagingSlots * align_up(slot, 4096);
+    for (GroupState const& group : groups_) {
+      pinned += group.home.block() && group.home.block()->is_pinned() ? group.home.block()->booked_bytes() : 0;
+    }
+    bool const may_pin = options_.pin != Pinning::kOff && pinned <= options_.pinned_limit;
+    staging_ = std::make_unique<Staging>(backend_, kStagingSlots, slot, may_pin);
   }
 }
 

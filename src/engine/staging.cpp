@@ -9,8 +9,8 @@
 namespace noria {
 namespace {
 
-std::shared_ptr<HostBlock> block_for(DeviceBackend& backend, Bytes bytes) {
-  if (backend.capabilities().pinned_memory) {
+std::shared_ptr<HostBlock> block_for(DeviceBackend& backend, Bytes bytes, bool may_pin) {
+  if (may_pin && backend.capabilities().pinned_memory) {
     try {
       return HostBlock::pinned(backend, bytes);
     } catch (std::exception const& error) {
@@ -25,9 +25,9 @@ std::shared_ptr<HostBlock> block_for(DeviceBackend& backend, Bytes bytes) {
 
 }  // namespace
 
-Staging::Staging(DeviceBackend& backend, std::size_t slots, Bytes bytes) : backend_(backend) {
+Staging::Staging(DeviceBackend& backend, std::size_t slots, Bytes bytes, bool may_pin) : backend_(backend) {
   for (std::size_t i = 0; i < slots; ++i) {
-    slots_.push_back({.block = block_for(backend, bytes), .copied = {}});
+    slots_.push_back({.block = block_for(backend, bytes, may_pin), .copied = {}});
   }
 }
 

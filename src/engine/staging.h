@@ -15,8 +15,8 @@ namespace noria {
 /// copied to the device, and is free again when that copy is done.
 class Staging {
  public:
-  /// `slots` blocks of `bytes`, page-locked where the device has that and the system allows it.
-  Staging(DeviceBackend& backend, std::size_t slots, Bytes bytes);
+  /// `slots` blocks of `bytes`, page-locked if they may be, the device has that and the system allows it.
+  Staging(DeviceBackend& backend, std::size_t slots, Bytes bytes, bool may_pin);
 
   /// A free slot, now taken; nothing when all are filled or being copied.
   std::optional<std::size_t> take();

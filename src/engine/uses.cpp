@@ -91,7 +91,7 @@ void Engine::end(plan::ModuleIndex module) noexcept {
   }
 }
 
-void Engine::end_group(plan::GroupIndex group) noexcept {
+void Engine::end_group(plan::GroupIndex group, bool stay_open) noexcept {
   auto const is_it = [&](Use const& use) {
     return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
   };
@@ -103,7 +103,7 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
   Use const use = t_uses[found];
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   auto const lock = lock_politely(mutex_);
-  release(use.single);
+  release(use.single, stay_open);
   if (uses_of(id_) == 0) {
     --users_;
     finish_entry();  // no hook will
@@ -385,7 +385,7 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
   return true;
 }
 
-void Engine::release(plan::GroupIndex index) noexcept {
+void Engine::release(plan::GroupIndex index, bool stay_open) noexcept {
   GroupState& group = groups_[index];
   if (group.uses == 0 || !running_) {
     return;
@@ -403,7 +403,7 @@ void Engine::release(plan::GroupIndex index) noexcept {
   if (async_) {
     mark_free(index, backend_.current_stream());
   }
-  if (group.uses == 0 && !resident(index)) {
+  if (group.uses == 0 && !resident(index) && !stay_open) {
     close_pages(index);
   }
 }

@@ -15,18 +15,74 @@ from noria import _C
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of API.md section 5."""
-    parser.add_argument("question", choices=("overlap",), help="what to measure")
+    parser.add_argument("question", choices=("overlap", "overhead", "disk"), help="what to measure")
     parser.add_argument("--profile", action="append", help="simulated cards; may be given several times")
+    parser.add_argument("--gib", type=float, default=4.0, help="disk: GiB of weights; default 4")
+    parser.add_argument("--rounds", type=int, default=1, help="disk: turns of each contender; default 1")
+    parser.add_argument("--folder", help="disk: where to write, with three times as much free; default: the system's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs one benchmark and prints its table."""
+    if arguments.question == "overhead":
+        return _overhead(arguments)
+    if arguments.question == "disk":
+        return _disk(arguments)
+    return _overlap(arguments)
+
+
+def _disk(arguments: argparse.Namespace) -> int:
+    from noria.bench import disk
+
+    with Console(file=sys.stderr).status("measuring"):
+        rows = disk.measure(arguments.gib, arguments.rounds, arguments.folder)
+    if arguments.json:
+        print(json.dumps(disk.as_data(rows)))
+        return 0
+    table = Table("contender", "cache", "seconds", "GB/s", "peak memory", "CPU s/GiB")
+    for row in rows:
+        table.add_row(
+            row.contender,
+            row.state,
+            f"{row.seconds:.3f}",
+            f"{row.gb_per_second:.2f}",
+            _C.format_bytes(row.peak_rss_bytes),
+            f"{row.cpu_seconds_per_gib:.2f}",
+        )
+    _console().print(table)
+    return 0
+
+
+def _console() -> Console:
+    console = Console(file=sys.stdout)
+    # In a pipe there is no width to keep to, and figures must not be cut.
+    return console if console.is_terminal else Console(file=sys.stdout, width=160)
+
+
+def _overhead(arguments: argparse.Namespace) -> int:
+    from noria.bench import overhead
+
+    rows = overhead.rows()
+    if arguments.json:
+        print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows]}))
+        return 0
+    table = Table("host time", "microseconds", "target")
+    for row in rows:
+        table.add_row(row.what, f"{row.microseconds:.2f}", f"{row.target:g}")
+    _console().print(table)
+    return 0
+
+
+def _overlap(arguments: argparse.Namespace) -> int:
+    import noria.sim
     from noria.bench import overlap
 
-    console = Console(file=sys.stdout)
-    rows = []
+    console = _console()
     profiles = tuple(arguments.profile or overlap.PROFILES)
+    unknown = [profile for profile in profiles if profile not in noria.sim.profiles()]
+    if unknown:
+        raise ValueError(f"no profile is called {unknown[0]!r}; there are {', '.join(noria.sim.profiles())}")
     with Console(file=sys.stderr).status("measuring"):
         rows = list(overlap.rows(profiles))
     if arguments.json:

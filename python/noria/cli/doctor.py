@@ -23,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report. Status 1 when a check of the contract failed."""
+    if (arguments.device or "").split(":")[0] == "sim":
+        import noria.sim
+
+        noria.sim.enable()
     report = collect(arguments.device, with_conformance=arguments.conformance)
     if arguments.json:
         print(json.dumps(report, indent=2))

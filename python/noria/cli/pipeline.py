@@ -104,7 +104,13 @@ def run_pipeline(arguments: argparse.Namespace, folder: Path) -> Any:
     budget: int | str = "auto"
     if arguments.budget is not None:
         budget = resolve_bytes(arguments.budget, free_bytes(device), "--budget")
-    report = Report(model=folder.name, device=str(device), budget_bytes=0, weights_bytes=weights_bytes(pipe))
+    report = Report(
+        model=folder.resolve().name,
+        device=str(device),
+        budget_bytes=0,
+        weights_bytes=weights_bytes(pipe),
+        simulated=None if sim is None else arguments.profile,
+    )
     expected = None
     if arguments.compare:
         with quiet_libraries():

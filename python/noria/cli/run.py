@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="for what is drawn at random")
     parser.add_argument("--dtype", help="element type of the weights, e.g. bfloat16; default: the checkpoint's")
     parser.add_argument("--output", type=Path, help="where to write the result (.npy, or an image of a pipeline)")
-    parser.add_argument("--profile", default="rtx4090", help="the card that --device sim simulates")
+    parser.add_argument("--profile", help="the card that --device sim simulates; default rtx4090")
     parser.add_argument("--compare", action="store_true", help="also run with all weights on the device, and compare")
     parser.add_argument("--trace", type=Path, help="write a Chrome-trace JSON of the passes")
     parser.add_argument("--plot", type=Path, help="write a picture of the passes (needs the plot extra)")
@@ -67,6 +67,7 @@ class Report:
     resident_seconds: float | None = None
     bound_seconds: float | None = None
     groups: int = 0
+    simulated: str | None = None
 
     def add_pass(self, seconds: float, before: Any, after: Any) -> None:
         """One pass, from the handle's status before and after it."""
@@ -95,6 +96,8 @@ class Report:
             "peak_device_bytes": self.peak_device_bytes,
             "passes": self.passes,
         }
+        if self.simulated is not None:
+            out["simulated"] = self.simulated
         for name in ("equal_to_resident", "resident_seconds", "bound_seconds"):
             value = getattr(self, name)
             if value is not None:
@@ -165,8 +168,11 @@ def choose_device(arguments: argparse.Namespace) -> tuple[torch.device, Any]:
     if wanted is not None and wanted.split(":")[0] == "sim":
         import noria.sim
 
+        arguments.profile = arguments.profile or "rtx4090"
         sim = noria.sim.enable(profile=arguments.profile)
-        return torch.device(wanted if ":" in wanted else "sim:0"), sim
+        return noria.TorchDeviceBackend(wanted).device, sim
+    if arguments.profile is not None:
+        raise ValueError(f"--profile is for --device sim, and the device is {wanted or 'not given'}")
     import noria
 
     return noria.TorchDeviceBackend(wanted).device, None
@@ -205,11 +211,13 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         device=str(device),
         budget_bytes=budget,
         weights_bytes=weights,
+        simulated=None if sim is None else arguments.profile,
     )
+    options = {} if arguments.dtype is None else {"dtype": pipeline.element_type(arguments.dtype)}
     expected = None
     if arguments.compare or demo:
         with quiet_libraries():
-            whole = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+            whole = AutoModel.from_pretrained(folder, **options).eval().requires_grad_(False)
         for parameter in whole.parameters():
             parameter.data = parameter.data.clone()  # out of the mapped file, to the allocator's alignment
         whole.to(device)
@@ -217,11 +225,11 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         report.resident_seconds = min(seconds)
         del whole
 
-    if device.type == "cpu":
+    if device.type == "cpu" and not options:
         handle = noria.load(model, folder, device, budget=budget)
     else:
         with quiet_libraries():
-            model = AutoModel.from_pretrained(folder).eval().requires_grad_(False)
+            model = AutoModel.from_pretrained(folder, **options).eval().requires_grad_(False)
         handle = noria.offload(model, device, budget=budget)
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced(handle, arguments, report))
@@ -309,7 +317,12 @@ def quiet_libraries() -> Iterator[None]:
 
 def show(report: Report, console: Console) -> None:
     """Prints the table."""
-    table = Table(title=f"{report.model} on {report.device}", title_justify="left", show_header=False)
+    title = f"{report.model} on {report.device}"
+    seconds = "seconds"
+    if report.simulated is not None:
+        title += f", a simulated {report.simulated}"
+        seconds = "virtual seconds"
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
     share = 100 * report.budget_bytes / max(report.weights_bytes, 1)
@@ -320,11 +333,11 @@ def show(report: Report, console: Console) -> None:
     if report.equal_to_resident is not None:
         table.add_row("outputs equal to the resident run", "bit for bit" if report.equal_to_resident else "NO")
     if report.resident_seconds is not None:
-        table.add_row("seconds per pass, resident", f"{report.resident_seconds:.6f}")
+        table.add_row(f"{seconds} per pass, resident", f"{report.resident_seconds:.6f}")
     last = report.passes[-1]
-    table.add_row("seconds per pass, under the budget", f"{last['seconds']:.6f}")
+    table.add_row(f"{seconds} per pass, under the budget", f"{last['seconds']:.6f}")
     if report.bound_seconds is not None:
-        table.add_row("seconds, max(compute, link)", f"{report.bound_seconds:.6f}")
+        table.add_row(f"{seconds}, max(compute, link)", f"{report.bound_seconds:.6f}")
     table.add_row("bytes in per pass", _C.format_bytes(last["bytes_in"]))
     table.add_row("stalls in the last pass", str(last["stalls"]))
     console.print(table)

@@ -57,3 +57,26 @@ def test_bad_input_is_one_line_and_status_one(arguments):
 def test_wrong_usage_is_status_two():
     assert noria("run", "--no-such-option").returncode == 2
     assert noria().returncode == 2
+
+
+def test_doctor_reports_the_simulated_card():
+    done = noria("doctor", "--device", "sim", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["devices"][0]["capabilities"]["streams"] is True
+
+
+def test_the_run_says_that_the_card_is_simulated():
+    done = noria("run", "--profile", "l20", "--json", "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["simulated"] == "l20"
+    refused = noria("run", "--device", "cpu", "--profile", "l20")
+    assert refused.returncode == 1
+    assert "--profile is for --device sim" in refused.stderr
+
+
+def test_the_element_type_is_converted():
+    full = json.loads(noria("run", "--device", "sim", "--json").stdout)
+    half = json.loads(noria("run", "--device", "sim", "--dtype", "bfloat16", "--json", "--budget", "30MiB").stdout)
+    assert 0.45 < half["weights_bytes"] / full["weights_bytes"] < 0.55
+    assert half["equal_to_resident"] is True
+    assert noria("run", "--dtype", "nonsense").returncode == 1

@@ -87,3 +87,8 @@ def test_conformance_of_a_device_that_is_not_there_is_a_value_error() -> None:
         pytest.skip("has cuda")
     with pytest.raises(ValueError, match="cuda"):
         noria.conformance.check("cuda")
+
+
+def test_conformance_says_the_same_again_and_again_in_one_process() -> None:
+    for _ in range(5):
+        assert [finding for finding in noria.conformance.check("cpu") if not finding.passed] == []
