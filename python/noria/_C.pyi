@@ -35,6 +35,7 @@ __all__: list[str] = [
     "make_groups",
     "mark_dirty",
     "missing_types",
+    "net_engines",
     "omit_orderings",
     "out_of_memory_patterns",
     "parse_byte_amount",
@@ -240,6 +241,7 @@ def missing_types(device_type: str) -> list[str]:
     The dtypes that this kind of device is known not to compute with, where it does not describe itself.
     """
 
+def net_engines() -> int: ...
 def omit_orderings(orderings: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     For tests of the order checker: a sum of noria::Ordering that the engine leaves out. Not in release builds.

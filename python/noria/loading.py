@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from torch import nn
 
 from noria import _C
 from noria._model import Model
-from noria.errors import IntegrityError
+from noria.errors import IntegrityError, StorageError
 
 _log = logging.getLogger("noria")
 
@@ -62,8 +63,11 @@ def empty_weights() -> Iterator[None]:
 class FileHomes:
     """Which tensor of a checkpoint is the home of which page.
 
-    A weight on meta has no other home. One that is in memory keeps it unless the file holds the very same bytes.
+    A weight on meta has no other home. One that is in memory keeps it unless the file holds the very same bytes, or the
+    checkpoint is `authoritative`: then what it holds replaces what is in memory.
     """
+
+    authoritative = False
 
     def __init__(self, checkpoint: str | Path, prefixes: tuple[str, ...] = ("",), root: str = "") -> None:
         """Opens the checkpoint: a .safetensors file, an index, or a folder.
@@ -103,9 +107,12 @@ class FileHomes:
         missing = []
         used = set()
         for page, slots in self._names.items():
-            if page == _C.NO_PAGE or not slots[0].tensor.is_meta:
+            if page == _C.NO_PAGE:
                 continue
             slot, entry = self._find(slots)
+            on_meta = slots[0].tensor.is_meta
+            if not on_meta and (entry is None or not self.authoritative):
+                continue
             if entry is None:
                 missing.append(slots[0].name)
                 continue
@@ -119,6 +126,11 @@ class FileHomes:
                 raise IntegrityError(
                     f"'{slot.name}' is {slot.tensor.dtype} in the model and {dtype} in the checkpoint; build the model "
                     "with the checkpoint's dtype"
+                )
+            if not slot.tensor.is_contiguous():
+                raise IntegrityError(
+                    f"'{slot.name}' is not contiguous in the model, and checkpoints hold contiguous tensors; build the "
+                    "model without memory_format, or offload it from memory"
                 )
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -146,8 +158,8 @@ class FileHomes:
             if slots is None:
                 return False  # another root's
             slot, entry = self._find(slots)
-            on_meta = slots[0].tensor.is_meta
-            if entry is not None and (on_meta or self._same(slot.tensor, entry)):
+            from_file = slots[0].tensor.is_meta or self.authoritative
+            if entry is not None and (from_file or self._same(slot.tensor, entry)):
                 extents.append((page, entry[2], entry[3], entry[4]))
         if not extents:
             return False
@@ -155,8 +167,9 @@ class FileHomes:
         return True
 
     def finish(self) -> None:
-        """Lets the model go: whoever keeps the homes must not keep it alive."""
+        """Lets the model go: whoever keeps the homes must not keep it alive. From now on the model's values count."""
         self._names = {}
+        self.authoritative = False
 
     def _same(self, tensor: torch.Tensor, entry: Any) -> bool:
         dtype, shape, file, offset, size = entry
@@ -193,6 +206,17 @@ class FolderHomes:
         """The folder of `component` below `folder`; it is made when it is not there."""
         self.folder = Path(folder) / _C.component_folder(component)
         self._store: _C.FolderStore | None = None
+
+    def refuse_unwritable(self) -> None:
+        """Raises StorageError when the folder cannot be made or written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.folder))
+        except OSError as error:
+            failure = StorageError(f"cannot write the offload folder {self.folder}: {error}")
+            failure.path, failure.errno = str(self.folder), error.errno or 0
+            raise failure from error
 
     def prepare(self, engine: _C.Engine, model: Model) -> None:
         """Uses what the folder holds of this model, or writes it.
@@ -255,6 +279,7 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
     prefix = getattr(model_on_meta, "base_model_prefix", "")
     homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
+    homes.authoritative = True
     settings = settings_for(device, **options)
     settings.homes = homes
     return start({"": model_on_meta}, settings)

@@ -220,6 +220,9 @@ class Settings:
             dtype_of: the dtype that tensors will have by then, by their present one.
         """
         self._plan(Model(roots, dtype_of), held_bytes)
+        homes = None if self._is_dry_run() else self._homes(roots)
+        if isinstance(homes, FolderHomes):
+            homes.refuse_unwritable()
 
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
@@ -331,11 +334,12 @@ class Offload:
                 for leaf in _C_leaves(slot.tensor)
             }
         )
-        self._engine.hold(groups)
+        engine = self._engine  # adapters that come meanwhile bring another
+        engine.hold(groups)
         try:
             yield
         finally:
-            self._engine.let_go(groups)
+            engine.let_go(groups)
 
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:

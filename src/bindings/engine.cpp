@@ -142,6 +142,7 @@ void read_through(ShardSet const& shards) {
     close();
   }
   std::vector<AlignedBuffer> memory;
+  memory.reserve(kInFlight);
   for (std::size_t i = 0; i < kInFlight; ++i) {
     memory.emplace_back(kPart);
   }
@@ -326,6 +327,7 @@ void init_engine(py::module_& m) {
           },
           py::arg("folder"), py::arg("engine"), py::arg("table"))
       .def("give_home", &FolderStore::give_home, py::arg("engine"), py::arg("group"));
+  m.def("net_engines", &OperatorNet::engines);
   m.def("component_folder", &component_folder, py::arg("component"));
   m.def(
       "holds_bytes_of",

@@ -337,16 +337,21 @@ void Engine::apply_resize() {
   Bytes const wanted = resize_to_.value_or(old_budget);
   resize_to_.reset();
   std::vector<plan::GroupIndex> in_use;
-  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].place == Place::kLoaded) {
-      if (groups_[g].uses > 0) {
-        in_use.push_back(g);
-        if (async_) {
-          mark_free(g, backend_.current_stream());
+  try {
+    for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].place == Place::kLoaded) {
+        if (groups_[g].uses > 0) {
+          in_use.push_back(g);
+          if (async_) {
+            mark_free(g, backend_.current_stream());
+          }
         }
+        vacate(g);
       }
-      vacate(g);
     }
+  } catch (...) {
+    forget_evicted();
+    throw;
   }
   {
     BlockingRegion const region;
@@ -386,6 +391,10 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
     write_back(g);
   }
   if (group.home.block()) {
+    if (!async_ && group.home.block()->is_pinned()) {
+      BlockingRegion const region;
+      backend_.synchronize();  // copies to page-locked memory may return early without streams of our own too
+    }
     if (group.written_back.recorded() && !group.written_back.query()) {
       BlockingRegion const region;
       ++host_syncs_;

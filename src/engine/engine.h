@@ -269,6 +269,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release(plan::GroupIndex group, bool stay_open = false) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
+  /// The calling thread has other uses now; it `rested` before.
+  void note_resting(bool rested) noexcept;
+  void wait_for_release(std::unique_lock<std::mutex>& lock);
+  void end_hold(plan::GroupIndex group) noexcept;
+  /// After a failure between evictions and their consequence: the ring knows again what stands in it.
+  void forget_evicted() noexcept;
   /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. Where the ring is too
   /// small, residents that nobody uses give way until the next plan. False when that would not help or is not ours to
   /// do.
@@ -300,8 +306,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void move_home_to_memory(plan::GroupIndex group);
   void open_pages(plan::GroupIndex group);
   void close_pages(plan::GroupIndex group);
-  /// A resident whose bytes have arrived, as the host has seen: operators on any stream need not ask for it again.
-  void keep_open(plan::GroupIndex group);
   void wait_ready(plan::GroupIndex group, c10::Stream stream);
   void prefetch();
   void mark_free(plan::GroupIndex group, c10::Stream stream);
@@ -356,8 +360,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release
   std::uint64_t releases_ = 0;
-  std::size_t holds_ = 0;  // of all groups
-  std::size_t users_ = 0;  // threads with an open use
+  std::size_t resting_ = 0;  // threads that hold() and use nothing else
+  std::size_t holds_ = 0;    // of all groups
+  std::size_t users_ = 0;    // threads with an open use
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
   std::atomic<bool> running_{false};  // between start() and stop()

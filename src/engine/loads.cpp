@@ -88,11 +88,7 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
   } catch (...) {
     // What could not be written back stays where it is.
     ring_ = before;
-    for (plan::GroupIndex other : ring_.groups()) {
-      if (groups_[other].place == Place::kEvicted) {
-        ring_.remove(other);
-      }
-    }
+    forget_evicted();
     throw;
   }
   return residency_.resident_bytes + placement->begin;
@@ -241,7 +237,12 @@ void Engine::write_back(plan::GroupIndex index) {
       if (!keeps(Ordering::kWriteBack)) {
         continue;
       }
-      backend_.copy_to_host(group.home.block()->data() + page.offset(), source + page.offset(), page.bytes(), stream);
+      try {
+        backend_.copy_to_host(group.home.block()->data() + page.offset(), source + page.offset(), page.bytes(), stream);
+      } catch (...) {
+        page.mark_dirty();  // still only on the device
+        throw;
+      }
       bytes_out_ += page.bytes();
     }
   }
@@ -378,11 +379,24 @@ void Engine::stop_measuring() {
   copy_probes_.clear();
 }
 
-void Engine::take_plan(plan::Residency residency) {
-  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].place == Place::kLoaded) {
-      vacate(g);
+void Engine::forget_evicted() noexcept {
+  for (plan::GroupIndex g : ring_.groups()) {
+    if (groups_[g].place == Place::kEvicted) {
+      ring_.remove(g);
     }
+  }
+}
+
+void Engine::take_plan(plan::Residency residency) {
+  try {
+    for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].place == Place::kLoaded) {
+        vacate(g);
+      }
+    }
+  } catch (...) {
+    forget_evicted();
+    throw;
   }
   residency_ = std::move(residency);
   ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);

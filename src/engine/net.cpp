@@ -181,7 +181,8 @@ class Visitor {
     if (engine == nullptr || !engine->running()) {
       return;
     }
-    if (!page->stays_open() && !engine->in_use_here(page->group())) {
+    // Residents too: without a use another thread might plan anew and take the place meanwhile.
+    if (!engine->in_use_here(page->group())) {
       try {
         if (!page->is_open()) {
           engine->count_net_fault();
@@ -276,6 +277,12 @@ void OperatorNet::add_engine() {
   } else {
     at::reenableCallback(state.handle);
   }
+}
+
+int OperatorNet::engines() {
+  NetState& state = net();
+  std::scoped_lock const lock(state.mutex);
+  return state.engines;
 }
 
 void OperatorNet::remove_engine() noexcept {

@@ -57,9 +57,6 @@ class Page {
   [[nodiscard]] plan::GroupIndex group() const { return group_; }
   [[nodiscard]] bool alive() const { return storage_ != nullptr; }
   [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_acquire); }
-  /// Open, and it will stay so: a resident's.
-  [[nodiscard]] bool stays_open() const { return stays_.load(std::memory_order_relaxed) && is_open(); }
-  void set_stays(bool stays) { stays_.store(stays, std::memory_order_relaxed); }
   [[nodiscard]] c10::StorageImpl* storage() const { return storage_; }
   [[nodiscard]] Engine* engine() const { return engine_.get(); }
 
@@ -79,7 +76,6 @@ class Page {
   c10::StorageImpl* storage_ = nullptr;
   std::shared_ptr<Engine> engine_;
   std::atomic<bool> open_{false};
-  std::atomic<bool> stays_{false};
   std::atomic<bool> dirty_{false};
 };
 

@@ -20,9 +20,22 @@ struct Use {
   plan::ModuleIndex module = plan::kNoModule;
   std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
   plan::GroupIndex single = 0;                            // when module is kNoModule
+  bool held = false;                                      // by hold(): ends when its context does
 };
 
 thread_local std::vector<Use> t_uses;
+
+/// The calling thread only holds groups, and runs nothing that would end by itself.
+bool is_resting(std::uint64_t engine) {
+  bool rests = false;
+  for (Use const& use : t_uses) {
+    if (use.engine == engine && !use.held) {
+      return false;
+    }
+    rests = rests || use.engine == engine;
+  }
+  return rests;
+}
 
 std::size_t uses_of(std::uint64_t engine) {
   return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
@@ -61,14 +74,18 @@ void Engine::begin(plan::ModuleIndex module) {
     users_ -= outermost ? 1 : 0;
     throw;
   }
+  bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
+  note_resting(rested);
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
 
 void Engine::note_failed_begin(plan::ModuleIndex module) {
   auto const lock = lock_politely(mutex_);
   users_ += uses_of(id_) == 0 ? 1 : 0;
+  bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = module});
+  note_resting(rested);
 }
 
 void Engine::begin_group(plan::GroupIndex group) {
@@ -81,7 +98,9 @@ void Engine::begin_group(plan::GroupIndex group) {
     users_ -= outermost ? 1 : 0;
     throw;
   }
+  bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  note_resting(rested);
 }
 
 void Engine::end(plan::ModuleIndex module) noexcept {
@@ -100,9 +119,11 @@ void Engine::end_group(plan::GroupIndex group, bool stay_open) noexcept {
     return;
   }
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
-  Use const use = t_uses[found];
-  t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   auto const lock = lock_politely(mutex_);
+  Use const use = t_uses[found];
+  bool const rested = is_resting(id_);
+  t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
+  note_resting(rested);
   release(use.single, stay_open);
   if (uses_of(id_) == 0) {
     --users_;
@@ -115,9 +136,13 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
   auto lock = lock_politely(mutex_);
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
   bool const outermost = uses_of(id_) == 0;
+  while (outermost && users_ > resting_) {
+    wait_for_release(lock);  // uses of other threads end soon, and then the budget can be divided anew
+  }
   for (plan::GroupIndex group : groups) {
     costs_[group].kept = true;
   }
+  bool counted = false;
   auto const take_back = [&] {
     for (plan::GroupIndex group : groups) {
       costs_[group].kept = groups_[group].holds > 0;
@@ -128,21 +153,27 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
     if (users_ == 0) {
       take_plan(choose(planned_order_));
     }
+    users_ += outermost ? 1 : 0;
+    counted = true;
     acquire(lock, groups);
   } catch (BudgetError const& error) {
     take_back();
+    users_ -= outermost && counted ? 1 : 0;
     throw BudgetError("the modules do not fit the budget beside the rest: " + std::string(error.what()),
                       error.smallest_bytes());
   } catch (...) {
     take_back();
+    users_ -= outermost && counted ? 1 : 0;
     throw;
   }
-  users_ += outermost ? 1 : 0;
+  bool const rested = is_resting(id_);
   for (plan::GroupIndex group : groups) {
     ++groups_[group].holds;
     ++holds_;
-    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group, .held = true});
   }
+  note_resting(rested);
+  users_ -= outermost && groups.empty() ? 1 : 0;
 }
 
 void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
@@ -155,8 +186,43 @@ void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
     replan_due_ = true;
   }
   for (plan::GroupIndex group : groups) {
-    end_group(group);
+    end_hold(group);
   }
+}
+
+void Engine::end_hold(plan::GroupIndex group) noexcept {
+  std::size_t const found =
+      latest([&](Use const& use) { return use.engine == id_ && use.held && use.single == group; });
+  if (found == t_uses.size()) {
+    return;  // begun on another thread
+  }
+  {
+    auto const lock = lock_politely(mutex_);
+    bool const rested = is_resting(id_);
+    t_uses[found].held = false;
+    note_resting(rested);
+  }
+  end_group(group);
+}
+
+void Engine::note_resting(bool rested) noexcept {
+  bool const rests = is_resting(id_);
+  resting_ += rests ? 1 : 0;
+  resting_ -= rested ? 1 : 0;
+}
+
+void Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
+  // Away from the interpreter first and back to it last, without the lock both times. What is released in between must
+  // not be missed.
+  std::uint64_t const seen = releases_;
+  lock.unlock();
+  {
+    BlockingRegion const region;
+    lock.lock();
+    released_.wait(lock, [&] { return releases_ != seen; });
+    lock.unlock();
+  }
+  lock.lock();
 }
 
 void Engine::note_release() noexcept {
@@ -191,6 +257,7 @@ void Engine::reclaim(std::size_t keep) noexcept {
 
 void Engine::end_uses_from(std::size_t first) noexcept {
   auto const lock = lock_politely(mutex_);
+  bool const rested = is_resting(id_);
   for (std::size_t i = t_uses.size(); i-- > first;) {
     if (t_uses[i].engine == id_) {
       for (plan::GroupIndex group : groups_of(t_uses[i])) {
@@ -199,6 +266,7 @@ void Engine::end_uses_from(std::size_t first) noexcept {
       t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
+  note_resting(rested);
   if (uses_of(id_) == 0) {
     --users_;
   }
@@ -242,7 +310,8 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         if (compact(groups)) {
           continue;
         }
-        std::size_t const others = users_ - 1;  // this thread is counted already
+        // This thread is counted already. Those that hold groups until a context ends may be waiting for us.
+        std::size_t const others = users_ - 1 - (resting_ - (is_resting(id_) ? 1 : 0));
         if (others <= waiting_) {
           Bytes held = 0;
           for (GroupState const& state : groups_) {
@@ -255,17 +324,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
                             held + groups_[group].bytes);
         }
         ++waiting_;
-        {
-          // Away from the interpreter first and back to it last, without the lock both times. What is released in
-          // between must not be missed.
-          std::uint64_t const seen = releases_;
-          lock.unlock();
-          BlockingRegion const region;
-          lock.lock();
-          released_.wait(lock, [&] { return releases_ != seen; });
-          lock.unlock();
-        }
-        lock.lock();
+        wait_for_release(lock);
       }
     }
     for (plan::GroupIndex group : groups) {
@@ -283,9 +342,6 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
       }
       if (!groups_[group].open) {
         open_pages(group);
-      }
-      if (resident(group)) {
-        keep_open(group);
       }
       groups_[group].used_since_load = true;
       if (tracing_) {
@@ -411,20 +467,9 @@ void Engine::release(plan::GroupIndex index, bool stay_open) noexcept {
 void Engine::open_pages(plan::GroupIndex group) {
   std::byte* const address = device_address(group);
   for (plan::PageIndex page : groups_[group].pages) {
-    pages_[page]->set_stays(false);
     pages_[page]->open(address + pages_[page]->offset());
   }
   groups_[group].open = true;
-}
-
-void Engine::keep_open(plan::GroupIndex group) {
-  std::vector<plan::PageIndex> const& pages = groups_[group].pages;
-  if (pages.empty() || pages_[pages.front()]->stays_open() || (async_ && !groups_[group].ready.query())) {
-    return;
-  }
-  for (plan::PageIndex page : pages) {
-    pages_[page]->set_stays(true);
-  }
 }
 
 void Engine::close_pages(plan::GroupIndex group) {

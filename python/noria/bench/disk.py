@@ -162,7 +162,7 @@ def accelerate(folder: Path, width: int, scratch: Path) -> tuple[Callable[[], An
 
 
 def diffusers(folder: Path, width: int, scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
-    from diffusers.hooks import apply_group_offloading
+    from diffusers.hooks.group_offloading import apply_group_offloading
 
     model = loaded(folder, width)
     apply_group_offloading(model, torch.device("cpu"), offload_type="leaf_level", offload_to_disk_path=str(scratch))
@@ -286,7 +286,7 @@ def main() -> int:
     parser.add_argument("state", choices=("cold", "cached"))
     parser.add_argument("--passes", type=int, default=3)
     arguments = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     result = work(arguments.contender, arguments.folder, arguments.width, arguments.state, arguments.passes)
     print(json.dumps(result))
