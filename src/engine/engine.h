@@ -149,8 +149,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::vector<plan::ModuleIndex> uses_of_this_thread() const;
   /// As begin, for one group and no module; the operator net's.
   void begin_group(plan::GroupIndex group);
-  /// With `stay_open` its pages can be read until something else needs the place.
-  void end_group(plan::GroupIndex group, bool stay_open = false) noexcept;
+  void end_group(plan::GroupIndex group) noexcept;
   /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
   /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
@@ -266,7 +265,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_residency();
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
-  void release(plan::GroupIndex group, bool stay_open = false) noexcept;
+  void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
   /// The calling thread has other uses now; it `rested` before.

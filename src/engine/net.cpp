@@ -18,9 +18,7 @@ thread_local int t_paused = 0;
 
 /// What the net must know of an operator, found once from its schema.
 struct OperatorTraits {
-  bool pure_view = false;  // or looks at no bytes at all
-  // PyTorch calls it before it reads the bytes on the host by itself (tolist(), printing): the pages stay open after.
-  bool host_reads_follow = false;
+  bool pure_view = false;    // or looks at no bytes at all
   std::vector<bool> writes;  // per argument
   // Operators that change running statistics when their training argument is true, and do not declare it.
   int training_argument = -1;
@@ -87,8 +85,7 @@ OperatorTraits read_schema(c10::FunctionSchema const& schema) {
   for (c10::Argument const& result : schema.returns()) {
     returns_alias = returns_alias && result.alias_info() != nullptr && !result.alias_info()->isWrite();
   }
-  traits.host_reads_follow = schema.name() == "aten::resolve_conj" || schema.name() == "aten::resolve_neg";
-  traits.pure_view = !traits.host_reads_follow && ((returns_alias && !any_write) || reads_no_bytes(schema.name()));
+  traits.pure_view = (returns_alias && !any_write) || reads_no_bytes(schema.name());
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     std::string const& name = schema.arguments()[i].name();
     if (name == "running_mean" || name == "running_var") {
@@ -139,7 +136,6 @@ Page* page_of(at::Tensor const& tensor) {
 
 /// Groups held from the start of an operator to its end.
 struct Held final : at::ObserverContext {
-  bool stay_open = false;
   std::vector<std::pair<std::shared_ptr<Engine>, plan::GroupIndex>> groups;
 };
 
@@ -190,7 +186,6 @@ class Visitor {
         engine->begin_group(page->group());
         if (!held_) {
           held_ = std::make_unique<Held>();
-          held_->stay_open = traits_ != nullptr && traits_->host_reads_follow;
         }
         held_->groups.emplace_back(engine->shared_from_this(), page->group());
       } catch (std::exception const& error) {
@@ -242,9 +237,8 @@ void on_end(at::RecordFunction const& /*function*/, at::ObserverContext* context
     return;
   }
   OperatorNet::Pause const pause;
-  auto const* const held = static_cast<Held*>(context);
-  for (auto const& [engine, group] : held->groups) {
-    engine->end_group(group, held->stay_open);
+  for (auto const& [engine, group] : static_cast<Held*>(context)->groups) {
+    engine->end_group(group);
   }
 }
 

@@ -110,7 +110,7 @@ void Engine::end(plan::ModuleIndex module) noexcept {
   }
 }
 
-void Engine::end_group(plan::GroupIndex group, bool stay_open) noexcept {
+void Engine::end_group(plan::GroupIndex group) noexcept {
   auto const is_it = [&](Use const& use) {
     return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
   };
@@ -124,7 +124,7 @@ void Engine::end_group(plan::GroupIndex group, bool stay_open) noexcept {
   bool const rested = is_resting(id_);
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   note_resting(rested);
-  release(use.single, stay_open);
+  release(use.single);
   if (uses_of(id_) == 0) {
     --users_;
     finish_entry();  // no hook will
@@ -441,7 +441,7 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
   return true;
 }
 
-void Engine::release(plan::GroupIndex index, bool stay_open) noexcept {
+void Engine::release(plan::GroupIndex index) noexcept {
   GroupState& group = groups_[index];
   if (group.uses == 0 || !running_) {
     return;
@@ -459,7 +459,7 @@ void Engine::release(plan::GroupIndex index, bool stay_open) noexcept {
   if (async_) {
     mark_free(index, backend_.current_stream());
   }
-  if (group.uses == 0 && !resident(index) && !stay_open) {
+  if (group.uses == 0 && !resident(index)) {
     close_pages(index);
   }
 }
