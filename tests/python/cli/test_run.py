@@ -26,8 +26,8 @@ def test_the_main_job_is_bit_equal_within_sixty_percent_of_its_weights(device):
     assert report["peak_device_bytes"] <= report["budget_bytes"]
     assert report["budget_bytes"] <= 0.6 * report["weights_bytes"]
     assert len(report["passes"]) == 3
-    # What is not resident comes in on every pass. On a cpu that is measured to compute longer than it reads, that may be
-    # everything, and each group is padded.
+    # What is not resident comes in on every pass. On a cpu that was measured to compute longer than it reads, that may
+    # be everything, and each group is padded.
     streamed = report["passes"][-1]["bytes_in"]
     assert report["weights_bytes"] - report["budget_bytes"] <= streamed < 1.05 * report["weights_bytes"]
 
