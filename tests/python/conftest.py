@@ -57,12 +57,15 @@ def fresh_python() -> Callable[..., str]:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def simulate() -> Callable[..., noria.sim.Simulator]:
     """`simulate(profile, **options)`: the simulator configured afresh; the options are those of `noria.sim.enable`."""
 
     def enable(profile: str = "rtx4090", **options: object) -> noria.sim.Simulator:
-        gc.collect()  # Tensors of an earlier test that only a reference cycle keeps alive.
+        # Tensors of an earlier test that only reference cycles keep alive; what the first round frees may have held
+        # another one from outside Python.
+        for _ in range(3):
+            gc.collect()
         return noria.sim.enable(profile, **options)
 
     return enable

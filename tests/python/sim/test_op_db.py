@@ -21,10 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _device() -> None:
-    import noria.sim
-
-    noria.sim.enable("h200")
+def _device(simulate: Any) -> None:
+    simulate("h200")
 
 
 def same_number(a: Any, b: Any) -> bool:
