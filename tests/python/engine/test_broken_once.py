@@ -40,7 +40,13 @@ def test_a_resident_read_on_one_thread_stays_right_while_another_plans_anew(devi
         try:
             while not done.is_set():
                 for index, layer in enumerate(model):
-                    if not torch.equal(F.linear(x, layer.weight), expected[index]):
+                    try:
+                        actual = F.linear(x, layer.weight)
+                    except RuntimeError as error:
+                        if not noria.is_evicted_error(error):
+                            raise
+                        continue  # refused for want of room beside the other thread; never wrong
+                    if not torch.equal(actual, expected[index]):
                         wrong.append(index)
         except BaseException as error:
             failures.append(error)
