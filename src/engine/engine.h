@@ -283,7 +283,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
                                                 bool demanded);
   void copy_in(plan::GroupIndex group);
   void copy_staged(plan::GroupIndex group, c10::Stream stream);
-  void note_loaded(plan::GroupIndex group, c10::Stream stream, Event begin, Event measured_begin);
+  /// Copies to the group's place, timed while tracing or measuring, and marks it ready.
+  void copy_from(plan::GroupIndex group, std::byte const* source, c10::Stream stream);
   /// @name Reads from files. See Note [Reads]
   /// @{
   [[nodiscard]] bool passes_staging(plan::GroupIndex group) const;
@@ -298,6 +299,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void await_read(plan::GroupIndex group);
   void finish_reads_done() noexcept;
   void cancel_read(plan::GroupIndex group) noexcept;
+  void give_slot_back(plan::GroupIndex group) noexcept;
   void read_now(plan::GroupIndex group, std::span<std::byte> target);
   /// @}
   void vacate(plan::GroupIndex group);

@@ -26,21 +26,15 @@ bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> soon
   if (passes_staging(index) && !take_slot(index, sooner, demanded)) {
     return false;
   }
-  auto const give_slot_back = [&] {
-    if (group.slot != kNoSlot) {
-      staging_->give_back(group.slot);
-      group.slot = kNoSlot;
-    }
-  };
   std::optional<Bytes> offset;
   try {
     offset = find_place(index, sooner, demanded);
   } catch (...) {
-    give_slot_back();
+    give_slot_back(index);
     throw;
   }
   if (!offset) {
-    give_slot_back();
+    give_slot_back(index);
     return false;
   }
   group.device_offset = *offset;
@@ -50,7 +44,7 @@ bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> soon
   try {
     copy_in(index);
   } catch (...) {
-    give_slot_back();
+    give_slot_back(index);
     group.place = Place::kEvicted;
     ring_.remove(index);
     throw;
@@ -107,18 +101,8 @@ void Engine::copy_in(plan::GroupIndex index) {
     copy_staged(index, stream);
     return;
   }
-  Event begin;
-  Event measured_begin;
-  if (tracing_) {
-    begin = timing_event();
-    begin.record(stream);
-  }
-  if (measuring_) {
-    measured_begin = timing_event();
-    measured_begin.record(stream);
-  }
   auto const wall_begin = std::chrono::steady_clock::now();
-  backend_.copy_to_device(device_address(index), source, group.bytes, stream);
+  copy_from(index, source, stream);
   if (!async_) {
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_begin).count();
     ++stalls_;
@@ -126,7 +110,6 @@ void Engine::copy_in(plan::GroupIndex index) {
     stall_seconds_ += seconds;
     group.stall_seconds += seconds;
   }
-  note_loaded(index, stream, std::move(begin), std::move(measured_begin));
   if (options_.verify) {
     std::vector<std::byte> check(group.bytes);
     if (async_) {
@@ -144,6 +127,13 @@ void Engine::copy_in(plan::GroupIndex index) {
 
 void Engine::copy_staged(plan::GroupIndex index, c10::Stream stream) {
   GroupState& group = groups_[index];
+  copy_from(index, staging_->data(group.slot), stream);
+  staging_->copied_by(group.slot, stream);
+  group.slot = kNoSlot;
+}
+
+void Engine::copy_from(plan::GroupIndex index, std::byte const* source, c10::Stream stream) {
+  GroupState& group = groups_[index];
   Event begin;
   Event measured_begin;
   if (tracing_) {
@@ -154,14 +144,7 @@ void Engine::copy_staged(plan::GroupIndex index, c10::Stream stream) {
     measured_begin = timing_event();
     measured_begin.record(stream);
   }
-  backend_.copy_to_device(device_address(index), staging_->data(group.slot), group.bytes, stream);
-  staging_->copied_by(group.slot, stream);
-  group.slot = kNoSlot;
-  note_loaded(index, stream, std::move(begin), std::move(measured_begin));
-}
-
-void Engine::note_loaded(plan::GroupIndex index, c10::Stream stream, Event begin, Event measured_begin) {
-  GroupState& group = groups_[index];
+  backend_.copy_to_device(device_address(index), source, group.bytes, stream);
   if (async_) {
     if (!group.ready) {
       group.ready = backend_.new_event();

@@ -112,9 +112,7 @@ void Engine::finish_read(plan::GroupIndex index) {
       copy_staged(index, async_ ? in_stream_ : backend_.current_stream());
     }
   } catch (...) {
-    if (group.slot != kNoSlot) {
-      staging_->give_back(std::exchange(group.slot, kNoSlot));
-    }
+    give_slot_back(index);
     group.place = Place::kEvicted;
     if (!resident(index)) {
       ring_.remove(index);
@@ -176,7 +174,11 @@ void Engine::cancel_read(plan::GroupIndex index) noexcept {
     BlockingRegion const region;
     group.reading.reset();  // waits until nothing touches its memory
   }
-  if (group.slot != kNoSlot) {
+  give_slot_back(index);
+}
+
+void Engine::give_slot_back(plan::GroupIndex index) noexcept {
+  if (GroupState& group = groups_[index]; group.slot != kNoSlot) {
     staging_->give_back(std::exchange(group.slot, kNoSlot));
   }
 }
