@@ -277,6 +277,10 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise TypeError(f"noria.load takes an nn.Module, and got a {type(model_on_meta).__name__}")
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
+    if options.pop("disk", None) not in (None, "checkpoint"):
+        raise ValueError(
+            "noria.load streams from the checkpoint itself; disk=FOLDER, a copy of the weights, is for noria.offload"
+        )
     prefix = getattr(model_on_meta, "base_model_prefix", "")
     homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
     homes.authoritative = True

@@ -353,6 +353,9 @@ class Offload:
 
     def remove(self, device: str | torch.device = "cpu") -> None:
         """Ends offloading: the original parameter objects, with their values, on `device`. Safe twice."""
+        wanted = torch.device(device)
+        if wanted.type != "meta":
+            with_index(wanted)  # one that is not here is refused while nothing has happened yet
         if self._removed:
             return
         self._removed = True
@@ -361,7 +364,6 @@ class Offload:
         except BaseException:
             self._removed = False  # what is not home yet can be asked for again
             raise
-        wanted = torch.device(device)
         for root in self.roots:
             tensors = [*root.parameters(), *root.buffers()]
             if any(tensor.device != wanted for tensor in tensors):

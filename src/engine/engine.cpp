@@ -265,7 +265,7 @@ void Engine::allocate_arena() {
     }
   }
   peak_arena_bytes_ = std::max(peak_arena_bytes_, arena_bytes_);
-  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+  empty_ring();
 }
 
 std::byte* Engine::device_address(plan::GroupIndex group) const {
@@ -315,7 +315,7 @@ void Engine::evict_all() {
       vacate(g);
     }
   }
-  ring_.clear();
+  empty_ring();
   drain();
 }
 
@@ -360,7 +360,7 @@ void Engine::apply_resize() {
   }
   auto const take = [&](Bytes budget) {
     options_.budget = budget;
-    ring_.clear();
+    empty_ring();
     plan_residency();
     allocate_arena();
   };
@@ -468,7 +468,7 @@ void Engine::stop() {
     groups_[g].place = Place::kEvicted;
     groups_[g].open = false;
   }
-  ring_.clear();
+  empty_ring();
   {
     BlockingRegion const region;
     backend_.synchronize();

@@ -22,6 +22,7 @@
 #include "plan/order.h"
 #include "plan/ranges.h"
 #include "plan/residency.h"
+#include "plan/ring_policy.h"
 #include "plan/steady_pass.h"
 
 namespace noria {
@@ -147,8 +148,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_failed_begin(plan::ModuleIndex module);
   /// Modules of the calling thread's uses, outermost first.
   [[nodiscard]] std::vector<plan::ModuleIndex> uses_of_this_thread() const;
-  /// As begin, for one group and no module; the operator net's.
-  void begin_group(plan::GroupIndex group);
+  /// As begin, for groups that are used together by no module: an operator's. None of them when it throws.
+  void begin_groups(std::span<plan::GroupIndex const> groups);
   void end_group(plan::GroupIndex group) noexcept;
   /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
   /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
@@ -252,6 +253,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
     double stall_seconds = 0.0;
   };
 
+  /// Note [Parts]
+  /// A group that is to come next and finds no place yet comes piece by piece: what is free of its place now, the rest
+  /// as others go. So the link works beside computation also where two large neighbours do not fit the ring together.
+  /// Until it is whole the group counts as evicted; whoever needs it while its place is still taken starts afresh
+  /// elsewhere.
+  struct PartLoad {
+    plan::GroupIndex group = 0;
+    Bytes begin = 0;  // of the piece that it has, in the ring
+    Bytes end = 0;
+  };
+
   struct PendingSlice {
     std::string name;
     char const* row;
@@ -265,6 +277,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_residency();
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  [[noreturn]] void throw_no_room(plan::GroupIndex group) const;
   void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
@@ -279,12 +292,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// do.
   bool compact(std::span<plan::GroupIndex const> wanted);
   bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
-  [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
-                                                bool demanded);
+  [[nodiscard]] std::optional<Bytes> find_place(plan::RoomRequest const& request);
+  /// See Note [Parts]. What can be had for a group that has no piece of its place yet, or more for one that has. True
+  /// when it is whole then.
+  bool load_piece(plan::RoomRequest const& request);
+  [[nodiscard]] bool comes_in_part(plan::GroupIndex group) const { return part_ && part_->group == group; }
+  /// Gives away what stood in a place that has been taken. When that fails the ring is again as it was `before`.
+  void vacate_all(std::span<plan::GroupIndex const> evicted, plan::RangeMap const& before);
+  [[nodiscard]] plan::Tenant tenant(plan::GroupIndex group) const;
   void copy_in(plan::GroupIndex group);
   void copy_staged(plan::GroupIndex group, c10::Stream stream);
-  /// Copies to the group's place, timed while tracing or measuring, and marks it ready.
-  void copy_from(plan::GroupIndex group, std::byte const* source, c10::Stream stream);
+  /// Copies the bytes of the group from `begin` to `end` to its place, timed while tracing or measuring, and marks it
+  /// ready.
+  void copy_from(plan::GroupIndex group, std::byte const* source, Bytes begin, Bytes end, c10::Stream stream);
+  void verify_load(plan::GroupIndex group);
   /// @name Reads from files. See Note [Reads]
   /// @{
   [[nodiscard]] bool passes_staging(plan::GroupIndex group) const;
@@ -327,6 +348,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool read_measurements();
   void stop_measuring();
   void take_plan(plan::Residency residency);
+  /// Nothing stands in the ring, whose size is what residents leave.
+  void empty_ring();
   void end_uses_from(std::size_t first) noexcept;
   void finish_entry() noexcept;
   void read_stalls();
@@ -350,6 +373,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Bytes arena_bytes_ = 0;
   Bytes peak_arena_bytes_ = 0;
   plan::RangeMap ring_;
+  std::optional<PartLoad> part_;
   plan::UseOrder order_;
   // The device's default stream until start() takes new ones; unused where async_ is off.
   c10::Stream in_stream_;

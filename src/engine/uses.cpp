@@ -88,18 +88,20 @@ void Engine::note_failed_begin(plan::ModuleIndex module) {
   note_resting(rested);
 }
 
-void Engine::begin_group(plan::GroupIndex group) {
+void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
   auto lock = lock_politely(mutex_);
   bool const outermost = uses_of(id_) == 0;
   users_ += outermost ? 1 : 0;
   try {
-    acquire(lock, {&group, 1});
+    acquire(lock, groups);
   } catch (...) {
     users_ -= outermost ? 1 : 0;
     throw;
   }
   bool const rested = is_resting(id_);
-  t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  for (plan::GroupIndex group : groups) {
+    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  }
   note_resting(rested);
 }
 
@@ -313,15 +315,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         // This thread is counted already. Those that hold groups until a context ends may be waiting for us.
         std::size_t const others = users_ - 1 - (resting_ - (is_resting(id_) ? 1 : 0));
         if (others <= waiting_) {
-          Bytes held = 0;
-          for (GroupState const& state : groups_) {
-            held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
-          }
-          throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) +
-                                " of the budget of " + format_bytes(options_.budget) +
-                                " are in use by what is running now. Give a budget of at least " +
-                                format_bytes(held + groups_[group].bytes),
-                            held + groups_[group].bytes);
+          throw_no_room(group);
         }
         ++waiting_;
         wait_for_release(lock);
@@ -368,6 +362,20 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   if (demanded) {
     prefetch();
   }
+}
+
+void Engine::throw_no_room(plan::GroupIndex group) const {
+  Bytes held = 0;
+  Bytes needed = 0;
+  for (GroupState const& state : groups_) {
+    held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
+    needed += state.uses > 0 ? state.bytes : 0;
+  }
+  throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) + " of the budget of " +
+                        format_bytes(options_.budget) +
+                        " are in use by what is running now. Give a budget of at least " + format_bytes(needed) + " (" +
+                        std::to_string(needed) + " bytes)",
+                    needed);
 }
 
 bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
@@ -426,7 +434,7 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
     residency_ = plan::no_residents(costs_, arena_bytes_);
     replan_due_ = true;
   }
-  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+  empty_ring();
   for (plan::GroupIndex g : held) {
     bool const was_nested = std::exchange(groups_[g].nested, true);
     bool const placed = load(g, held, true);
