@@ -286,7 +286,7 @@ def test_a_module_that_copies_itself_still_does(device: torch.device, how: str) 
     model = nn.Sequential(CopiesItself(8, 8), nn.Linear(8, 8), CopiesItself(8, 8))
     model[2].weight = model[0].weight
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    noria.offload(model, device, budget=1024, granularity="leaf")
+    noria.offload(model, device, budget=1536, granularity="leaf")
     copied = COPIES[how](model)
     attribute = {"deepcopy": "copied_by", "pickle": "pickled_by"}[how]
     assert getattr(copied[0], attribute) == "itself"

@@ -111,18 +111,18 @@ def test_a_step_over_more_than_the_budget_changes_nothing_or_everything(models, 
 
 
 def test_what_the_message_asks_for_is_enough(models, device) -> None:
-    _, offloaded = models
+    resident, offloaded = models
     weights = sum(parameter.nbytes for parameter in offloaded.parameters())
     handle = noria.offload(offloaded, device, budget=weights // 3, granularity="leaf")
+    matrices = [block[0].weight for block in offloaded.blocks]
+    expected = torch.cat([block[0].weight for block in resident.blocks])
     with torch.no_grad():
-        try:
-            torch._foreach_mul_(list(offloaded.parameters()), 0.5)
-        except RuntimeError as error:
-            asked = int(str(error).split("Give a budget of at least")[1].split("(")[1].split()[0])
-        else:
-            pytest.skip("this device takes the weights one by one")
-        with pytest.raises(RuntimeError):
-            handle.resize(asked - 512)
-            torch._foreach_mul_(list(offloaded.parameters()), 0.5)
+        with pytest.raises(RuntimeError, match=r"EvictedWeightError: blocks.*aten::cat needs it together with") as error:
+            torch.cat(matrices)
+        asked = int(str(error.value).split("Give a budget of at least")[1].split("(")[1].split()[0])
+        assert asked == sum(matrix.nbytes + 512 for matrix in matrices), "five layers, biases included"
+        handle.resize(asked - 512)
+        with pytest.raises(RuntimeError, match="EvictedWeightError"):
+            torch.cat(matrices)
         handle.resize(asked)
-        torch._foreach_mul_(list(offloaded.parameters()), 0.5)
+        assert_same_bits(torch.cat(matrices), expected)
