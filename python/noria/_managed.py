@@ -51,6 +51,8 @@ def install(module: nn.Module, offload: Offload) -> list[Any]:
     """Gives `module` its behaviour while it is managed; returns handles to take the hooks away."""
     this = weakref.ref(module)
     module.__dict__["_noria_offload"] = offload
+    if isinstance(module, torch.jit.ScriptModule):
+        return []  # compiled: it takes no hooks, and the operator net serves it
     module.__dict__["__deepcopy__"] = lambda memo: _deepcopy(this(), memo)
     module.__dict__["__reduce_ex__"] = lambda protocol: _reduce(this(), protocol)
     module.__dict__["_apply"] = lambda fn, recurse=True: _apply(this(), fn, recurse)

@@ -420,7 +420,8 @@ class Offload:
         for index, module in enumerate(model.modules):
             self._handles += _managed.install(module, self)
             needs = grouping.needs[index]
-            if self._settings.trigger != "modules" or (not needs and id(module) not in roots):
+            compiled = isinstance(module, torch.jit.ScriptModule)
+            if compiled or self._settings.trigger != "modules" or (not needs and id(module) not in roots):
                 continue
             unmoved = set(self._settings.unmoved_kwargs) if id(module) in roots else set()
             hook = _C.ModuleHook(self._engine, index, self._refresh, unmoved)
@@ -430,6 +431,7 @@ class Offload:
                     entries = [
                         (registry, key)
                         for registry in (child._parameters, child._buffers, child._modules)
+                        if isinstance(registry, dict)  # those of a compiled module are not
                         for key, value in registry.items()
                         if value is not None
                     ]

@@ -45,6 +45,11 @@ std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages
   return costs;
 }
 
+Engine::RunningCheck& Engine::running_check() {
+  static RunningCheck check = nullptr;
+  return check;
+}
+
 Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
     : id_(next_engine_id()),
       options_(options),
@@ -327,7 +332,7 @@ void Engine::resize(Bytes budget) {
                   " (" + std::to_string(smallest.bytes) + " bytes): " + describe_need(smallest.largest),
               smallest.bytes);
   resize_to_ = budget;
-  if (users_ == 0) {
+  if (users_ == 0 && holds_ == 0) {
     apply_resize();
   }
 }

@@ -151,10 +151,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// As begin, for groups that are used together by no module: an operator's. None of them when it throws.
   void begin_groups(std::span<plan::GroupIndex const> groups);
   void end_group(plan::GroupIndex group) noexcept;
-  /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
-  /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
+  /// These groups are on the device and their addresses hold until let_go(), on any thread. Between passes the budget is
+  /// divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
   void let_go(std::vector<plan::GroupIndex> const& groups) noexcept;
+  /// Says whether a module of the engine is running on the calling thread; called without the engine's lock. Installed
+  /// once by the bindings, who know the interpreter's frames.
+  using RunningCheck = bool (*)(Engine const&);
+  static RunningCheck& running_check();
   /// Between start() and stop(): outside, operators on closed pages are none of ours.
   [[nodiscard]] bool running() const { return running_; }
   /// True when the calling thread holds a use of the group.
@@ -281,10 +285,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
-  /// The calling thread has other uses now; it `rested` before.
-  void note_resting(bool rested) noexcept;
   void wait_for_release(std::unique_lock<std::mutex>& lock);
-  void end_hold(plan::GroupIndex group) noexcept;
+  /// As acquire, with the calling thread among the users.
+  void acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  /// Ends uses of the calling thread whose modules are not running any more. True when there were some.
+  bool reclaim_interrupted(std::unique_lock<std::mutex>& lock);
   /// After a failure between evictions and their consequence: the ring knows again what stands in it.
   void forget_evicted() noexcept;
   /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. Where the ring is too
@@ -385,7 +390,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release
   std::uint64_t releases_ = 0;
-  std::size_t resting_ = 0;  // threads that hold() and use nothing else
   std::size_t holds_ = 0;    // of all groups
   std::size_t users_ = 0;    // threads with an open use
   std::unique_ptr<Staging> staging_;

@@ -14,28 +14,16 @@ namespace {
 // Note [Uses]
 // A use belongs to the thread that began it and to the groups it acquired together. Module hooks nest, so the uses of a
 // thread are a stack. Hooks can be passed by: a KeyboardInterrupt runs none. A use left behind that way only pins its
-// groups; it ends when an end() below it comes, or when the bindings find that its module is not running (reclaim).
+// groups; it ends when an end() below it comes, or when the bindings find that its module is not running: at the next
+// entry of the model (reclaim), or when something else finds no room (reclaim_interrupted).
 struct Use {
   std::uint64_t engine = 0;
   plan::ModuleIndex module = plan::kNoModule;
   std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
   plan::GroupIndex single = 0;                            // when module is kNoModule
-  bool held = false;                                      // by hold(): ends when its context does
 };
 
 thread_local std::vector<Use> t_uses;
-
-/// The calling thread only holds groups, and runs nothing that would end by itself.
-bool is_resting(std::uint64_t engine) {
-  bool rests = false;
-  for (Use const& use : t_uses) {
-    if (use.engine == engine && !use.held) {
-      return false;
-    }
-    rests = rests || use.engine == engine;
-  }
-  return rests;
-}
 
 std::size_t uses_of(std::uint64_t engine) {
   return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
@@ -67,42 +55,33 @@ void Engine::begin(plan::ModuleIndex module) {
   if (resize_to_ && holds_ == 0 && users_ == (outermost ? 0U : 1U)) {
     apply_resize();
   }
-  users_ += outermost ? 1 : 0;
-  try {
-    acquire(lock, needs);
-  } catch (...) {
-    users_ -= outermost ? 1 : 0;
-    throw;
-  }
-  bool const rested = is_resting(id_);
+  acquire_as_user(lock, needs);
   t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
-  note_resting(rested);
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
 
 void Engine::note_failed_begin(plan::ModuleIndex module) {
   auto const lock = lock_politely(mutex_);
   users_ += uses_of(id_) == 0 ? 1 : 0;
-  bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = module});
-  note_resting(rested);
 }
 
 void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
   auto lock = lock_politely(mutex_);
-  bool const outermost = uses_of(id_) == 0;
-  users_ += outermost ? 1 : 0;
-  try {
-    acquire(lock, groups);
-  } catch (...) {
-    users_ -= outermost ? 1 : 0;
-    throw;
-  }
-  bool const rested = is_resting(id_);
+  acquire_as_user(lock, groups);
   for (plan::GroupIndex group : groups) {
     t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
   }
-  note_resting(rested);
+}
+
+void Engine::acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
+  users_ += uses_of(id_) == 0 ? 1 : 0;
+  try {
+    acquire(lock, groups);
+  } catch (...) {
+    users_ -= uses_of(id_) == 0 ? 1 : 0;  // those of before may have been reclaimed
+    throw;
+  }
 }
 
 void Engine::end(plan::ModuleIndex module) noexcept {
@@ -123,9 +102,7 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
   auto const lock = lock_politely(mutex_);
   Use const use = t_uses[found];
-  bool const rested = is_resting(id_);
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
-  note_resting(rested);
   release(use.single);
   if (uses_of(id_) == 0) {
     --users_;
@@ -137,14 +114,12 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
 void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
   auto lock = lock_politely(mutex_);
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
-  bool const outermost = uses_of(id_) == 0;
-  while (outermost && users_ > resting_) {
+  while (uses_of(id_) == 0 && users_ > 0) {
     wait_for_release(lock);  // uses of other threads end soon, and then the budget can be divided anew
   }
   for (plan::GroupIndex group : groups) {
     costs_[group].kept = true;
   }
-  bool counted = false;
   auto const take_back = [&] {
     for (plan::GroupIndex group : groups) {
       costs_[group].kept = groups_[group].holds > 0;
@@ -152,65 +127,35 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
     replan_due_ = true;
   };
   try {
-    if (users_ == 0) {
+    if (users_ == 0 && holds_ == 0) {
       take_plan(choose(planned_order_));
     }
-    users_ += outermost ? 1 : 0;
-    counted = true;
-    acquire(lock, groups);
+    acquire_as_user(lock, groups);
   } catch (BudgetError const& error) {
     take_back();
-    users_ -= outermost && counted ? 1 : 0;
     throw BudgetError("the modules do not fit the budget beside the rest: " + std::string(error.what()),
                       error.smallest_bytes());
   } catch (...) {
     take_back();
-    users_ -= outermost && counted ? 1 : 0;
     throw;
   }
-  bool const rested = is_resting(id_);
+  users_ -= uses_of(id_) == 0 ? 1 : 0;  // a hold is no thread's: it may end on another
   for (plan::GroupIndex group : groups) {
     ++groups_[group].holds;
     ++holds_;
-    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group, .held = true});
   }
-  note_resting(rested);
-  users_ -= outermost && groups.empty() ? 1 : 0;
 }
 
 void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
-  {
-    auto const lock = lock_politely(mutex_);
-    for (plan::GroupIndex group : groups) {
-      --holds_;
-      costs_[group].kept = --groups_[group].holds > 0;
-    }
-    replan_due_ = true;
-  }
+  auto const lock = lock_politely(mutex_);
   for (plan::GroupIndex group : groups) {
-    end_hold(group);
+    --holds_;
+    costs_[group].kept = --groups_[group].holds > 0;
+    release(group);
   }
-}
-
-void Engine::end_hold(plan::GroupIndex group) noexcept {
-  std::size_t const found =
-      latest([&](Use const& use) { return use.engine == id_ && use.held && use.single == group; });
-  if (found == t_uses.size()) {
-    return;  // begun on another thread
-  }
-  {
-    auto const lock = lock_politely(mutex_);
-    bool const rested = is_resting(id_);
-    t_uses[found].held = false;
-    note_resting(rested);
-  }
-  end_group(group);
-}
-
-void Engine::note_resting(bool rested) noexcept {
-  bool const rests = is_resting(id_);
-  resting_ += rests ? 1 : 0;
-  resting_ -= rested ? 1 : 0;
+  replan_due_ = true;
+  finish_entry();
+  note_release();
 }
 
 void Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
@@ -235,7 +180,7 @@ void Engine::note_release() noexcept {
 
 void Engine::finish_entry() noexcept {
   try {
-    if (users_ == 0) {
+    if (users_ == 0 && holds_ == 0) {
       if (resize_to_) {
         apply_resize();
       }
@@ -259,7 +204,6 @@ void Engine::reclaim(std::size_t keep) noexcept {
 
 void Engine::end_uses_from(std::size_t first) noexcept {
   auto const lock = lock_politely(mutex_);
-  bool const rested = is_resting(id_);
   for (std::size_t i = t_uses.size(); i-- > first;) {
     if (t_uses[i].engine == id_) {
       for (plan::GroupIndex group : groups_of(t_uses[i])) {
@@ -268,12 +212,33 @@ void Engine::end_uses_from(std::size_t first) noexcept {
       t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  note_resting(rested);
   if (uses_of(id_) == 0) {
     --users_;
   }
   finish_entry();
   note_release();
+}
+
+bool Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
+  auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && use.module != plan::kNoModule; };
+  if (std::ranges::none_of(t_uses, is_left_behind) || running_check() == nullptr) {
+    return false;
+  }
+  lock.unlock();
+  bool const runs = running_check()(*this);  // asks the interpreter
+  lock = lock_politely(mutex_);
+  if (runs) {
+    return false;
+  }
+  for (Use const& use : t_uses) {
+    if (is_left_behind(use)) {
+      for (plan::GroupIndex group : groups_of(use)) {
+        release(group);
+      }
+    }
+  }
+  std::erase_if(t_uses, is_left_behind);
+  return true;
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
@@ -299,6 +264,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
     ++groups_[group].uses;
   }
   bool demanded = false;
+  bool reclaimed = false;
   try {
     for (plan::GroupIndex group : groups) {
       if (last_group_ != group) {
@@ -312,9 +278,10 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         if (compact(groups)) {
           continue;
         }
-        // This thread is counted already. Those that hold groups until a context ends may be waiting for us.
-        std::size_t const others = users_ - 1 - (resting_ - (is_resting(id_) ? 1 : 0));
-        if (others <= waiting_) {
+        if (!std::exchange(reclaimed, true) && reclaim_interrupted(lock)) {
+          continue;
+        }
+        if (users_ - 1 <= waiting_) {  // this thread is counted already
           throw_no_room(group);
         }
         ++waiting_;

@@ -65,6 +65,45 @@ def test_an_interrupt_in_an_entry_point_without_hooks_leaves_the_next_call_right
         pair.check(passes=1)
 
 
+@pytest.mark.parametrize("then", ["a weight", "a layer", "resident", "resize", "remove"])
+def test_what_an_interrupt_left_behind_is_in_nobodys_way(pair: Pair, then: str) -> None:
+    handle = smallest(pair)
+    pair.check(passes=1, names=["all blocks"])
+    with RaisesOnce(pair.offloaded.blocks[3], KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        call(pair.offloaded, pair.device)
+    x = Inputs(pair.device, 0).tensor(3, WIDTH)
+    for index in range(len(pair.offloaded.blocks)):
+        ours, theirs = (model.blocks[index].up for model in (pair.offloaded, pair.resident))
+        if then == "a weight":
+            assert_same_bits(ours.weight * 2, theirs.weight * 2)
+        elif then == "a layer":
+            assert_same_bits(ours(x), theirs(x))
+        elif then == "resident":
+            with handle.resident(ours):
+                assert_same_bits(ours(x), theirs(x))
+    if then == "resize":
+        handle.resize(2 * handle.status().budget_bytes)
+    if then == "remove":
+        handle.remove(pair.device)
+    pair.check()
+    pair.check_state()
+
+
+def test_a_resident_context_may_end_on_another_thread(pair: Pair) -> None:
+    handle = noria.offload(pair.offloaded, pair.device, budget=16 * 1024, granularity="leaf")
+    pair.check(passes=1)
+    for index in range(len(pair.offloaded.blocks)):
+        context = handle.resident(pair.offloaded.blocks[index])
+        context.__enter__()
+        ending = threading.Thread(target=context.__exit__, args=(None, None, None))
+        ending.start()
+        ending.join()
+    smallest_bytes = pair.smallest_budget(granularity="leaf")
+    handle.resize(smallest_bytes)
+    assert handle.status().device_bytes <= smallest_bytes
+    pair.check()
+
+
 @pytest.mark.parametrize("after", [1, 5, 20])
 def test_out_of_memory_in_a_pass_is_the_devices_own_error_and_the_next_call_is_right(sim, after: int) -> None:
     pair = Pair(SHAPES["T1"], torch.device("sim"))
