@@ -24,6 +24,7 @@ __all__: list[str] = [
     "ShardSet",
     "TensorTable",
     "component_folder",
+    "converts",
     "detach_to_home",
     "device_backend",
     "evicted_prefix",
@@ -117,7 +118,8 @@ class Engine:
                 typing.SupportsInt | typing.SupportsIndex,
                 typing.SupportsInt | typing.SupportsIndex,
                 typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
+                str,
+                str,
             ]
         ],
     ) -> None: ...
@@ -203,6 +205,11 @@ class ModuleHook:
     def watch(self, registry: dict, key: typing.Any) -> None: ...
 
 def component_folder(component: str) -> str: ...
+def converts(stored: str, wanted: str) -> bool:
+    """
+    Whether tensors of one safetensors dtype can become another on load.
+    """
+
 def detach_to_home(tensor: torch.Tensor) -> None:
     """
     The tensor, on the cpu, goes on with the bytes of its host home.
@@ -220,9 +227,11 @@ def holds_bytes_of(
     file: typing.SupportsInt | typing.SupportsIndex,
     offset: typing.SupportsInt | typing.SupportsIndex,
     tensor: torch.Tensor,
+    stored: str,
+    wanted: str,
 ) -> bool:
     """
-    Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor.
+    Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.
     """
 
 def is_managed(tensor: torch.Tensor) -> bool: ...

@@ -201,17 +201,34 @@ void Engine::give_memory_home(plan::GroupIndex group) {
 
 void Engine::give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents) {
   std::vector<FileExtent> placed;
+  std::vector<MemoryPart> parts;
   placed.reserve(extents.size());
   for (auto& [page, extent] : extents) {
     NORIA_ASSERT(pages_[page]->group() == group && extent.bytes == pages_[page]->bytes(), "an extent is a whole page");
     extent.group_offset = pages_[page]->offset();
-    placed.push_back(std::move(extent));
+    if (extent.conversion && extent.file_offset % c10::elementSize(extent.conversion->from) != 0) {
+      // Reads are cut at multiples of the element's size in the file; this one's elements stand across them.
+      parts.push_back({.block = HostBlock::pageable(extent.bytes), .group_offset = extent.group_offset});
+      extent.read_exact(parts.back().block->data());
+    } else {
+      placed.push_back(std::move(extent));
+    }
+  }
+  if (placed.empty()) {
+    give_memory_home(group);
+    for (plan::PageIndex page : groups_[group].pages) {
+      auto const part = std::ranges::find(parts, pages_[page]->offset(), &MemoryPart::group_offset);
+      if (part != parts.end()) {
+        fill_home(page, part->block->data());
+      }
+    }
+    return;
   }
   std::ranges::sort(placed, {}, [](FileExtent const& e) { return std::pair(e.file.get(), e.file_offset); });
-  std::vector<MemoryPart> parts;
   for (plan::PageIndex page : groups_[group].pages) {
     Bytes const offset = pages_[page]->offset();
-    if (std::ranges::find(placed, offset, &FileExtent::group_offset) == placed.end()) {
+    if (std::ranges::find(placed, offset, &FileExtent::group_offset) == placed.end() &&
+        std::ranges::find(parts, offset, &MemoryPart::group_offset) == parts.end()) {
       parts.push_back({.block = HostBlock::pageable(pages_[page]->bytes()), .group_offset = offset});
     }
   }
@@ -418,9 +435,10 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
   for (FileExtent const& extent : group.home.extents()) {
     if (extent.group_offset <= page.offset() && page.offset() < extent.group_offset + extent.bytes) {
       BlockingRegion const region;
-      Bytes const begin = extent.file_offset + (page.offset() - extent.group_offset);
-      extent.file->file().read_exact(begin, {copy->data(), page.bytes()});
-      extent.file->file().check_unchanged();
+      FileExtent own = extent;  // one that is converted is a whole page
+      own.file_offset += page.offset() - extent.group_offset;
+      own.bytes = page.bytes();
+      own.read_exact(copy->data());
     }
   }
   *data = copy->data();
