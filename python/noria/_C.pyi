@@ -32,8 +32,10 @@ __all__: list[str] = [
     "group_of",
     "holds_bytes_of",
     "is_managed",
+    "is_mapped",
     "is_share",
     "make_groups",
+    "map_tensor",
     "mark_dirty",
     "missing_types",
     "net_engines",
@@ -235,6 +237,7 @@ def holds_bytes_of(
     """
 
 def is_managed(tensor: torch.Tensor) -> bool: ...
+def is_mapped(tensor: torch.Tensor) -> bool: ...
 def is_share(text: str) -> bool: ...
 def make_groups(
     modules: collections.abc.Sequence[ModuleNode],
@@ -244,6 +247,16 @@ def make_groups(
     block_modules: collections.abc.Sequence[str],
     split_above_bytes: typing.SupportsInt | typing.SupportsIndex,
 ) -> Grouping: ...
+def map_tensor(
+    shards: ShardSet,
+    file: typing.SupportsInt | typing.SupportsIndex,
+    offset: typing.SupportsInt | typing.SupportsIndex,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """
+    A contiguous cpu tensor like `like` over a private mapping of the file.
+    """
+
 def mark_dirty(tensor: torch.Tensor) -> None: ...
 def missing_types(device_type: str) -> list[str]:
     """

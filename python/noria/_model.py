@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,14 +90,19 @@ class Model:
     """The modules of one or several roots, their tensors in a table, and what belongs to what."""
 
     def __init__(
-        self, roots: Mapping[str, nn.Module], dtype_of: Callable[[torch.dtype], torch.dtype] | None = None
+        self,
+        roots: Mapping[str, nn.Module],
+        dtype_of: Callable[[torch.dtype], torch.dtype] | None = None,
+        apart: Collection[int] = (),
     ) -> None:
         """Walks the roots.
 
         Args:
             roots: maps a name (may be "") to each.
             dtype_of: plans for the model as it would be with other dtypes; it cannot be managed then.
+            apart: identities of registered tensors that are none of the engine's.
         """
+        self._apart = frozenset(apart)
         self.modules: list[nn.Module] = []
         self.names: list[str] = []
         self.slots: list[Slot] = []
@@ -136,7 +141,7 @@ class Model:
             Slot(module, key, prefix + key, is_buffer)
             for registry, is_buffer in ((module._parameters, False), (module._buffers, True))
             for key, tensor in registry.items()
-            if tensor is not None
+            if tensor is not None and id(tensor) not in self._apart
         ]
         self._slots_of.append(slots)
         self.slots += slots

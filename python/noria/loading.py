@@ -147,6 +147,16 @@ class FileHomes:
                 return slot, entry
         return slots[0], None
 
+    def entry_of(self, slots: list[Any]) -> Any:
+        """The checkpoint's entry for a tensor that these slots hold, None when it has none or belongs to another root."""
+        mine = [slot for slot in slots if slot.name.startswith(self._root)]
+        return self._find(mine)[1] if mine else None
+
+    def holds(self, tensor: torch.Tensor, entry: Any) -> bool:
+        """Whether `tensor` is to be had from the file as it stands there, without a conversion."""
+        fits = entry[0] == _DTYPES.get(tensor.dtype) and list(entry[1]) == list(tensor.shape)
+        return fits and (tensor.is_meta or self.authoritative or self._same(tensor, entry))
+
     def prepare(self, _engine: _C.Engine, model: Model) -> None:
         """Checks that the checkpoint fits the model; see `check`."""
         self.check(model)
@@ -185,6 +195,11 @@ class ManyHomes:
     def __init__(self, homes: list[FileHomes]) -> None:
         """One for each root."""
         self._homes = homes
+
+    @property
+    def each(self) -> list[FileHomes]:
+        """The checkpoints, one by one."""
+        return self._homes
 
     def prepare(self, engine: _C.Engine, model: Model) -> None:
         """As `FileHomes.prepare`, for each."""
@@ -279,7 +294,7 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise TypeError(f"noria.load takes an nn.Module, and got a {type(model_on_meta).__name__}")
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
-    if options.pop("disk", None) not in (None, "checkpoint"):
+    if options.get("disk") not in (None, "checkpoint", "mapped"):
         raise ValueError(
             "noria.load streams from the checkpoint itself; disk=FOLDER, a copy of the weights, is for noria.offload"
         )

@@ -18,8 +18,9 @@ from torch import nn
 from noria import _C, _managed
 from noria._amount import free_bytes, resolve_bytes
 from noria._model import Model
-from noria.errors import Error, UnsupportedOperation
+from noria.errors import Error
 from noria.loading import FileHomes, FolderHomes, ManyHomes, own_checkpoint
+from noria.mapped import MappedWeights
 
 # Of what the device has free, kept for activations until they are measured (API: `reserve`).
 _DEFAULT_RESERVE = 0.2
@@ -190,7 +191,7 @@ class Settings:
     def _homes(self, roots: Mapping[str, nn.Module]) -> Any:
         if self.homes is not None or self.disk is None:
             return self.homes
-        if self.disk == "checkpoint":
+        if self.disk in ("checkpoint", "mapped"):
             homes = []
             for name, root in roots.items():
                 prefix = getattr(root, "base_model_prefix", "")
@@ -219,18 +220,25 @@ class Settings:
             held_bytes: device memory that is taken now and will be free by then.
             dtype_of: the dtype that tensors will have by then, by their present one.
         """
-        self._plan(Model(roots, dtype_of), held_bytes)
         homes = None if self._is_dry_run() else self._homes(roots)
+        apart = MappedWeights.planned(roots, _each(homes)) if self.disk == "mapped" else ()
+        self._plan(Model(roots, dtype_of, apart), held_bytes)
         if isinstance(homes, FolderHomes):
             homes.refuse_unwritable()
 
     def enable(self, offload: Offload, roots: Mapping[str, nn.Module]) -> None:
         """Takes the roots under management and fills `offload`. On failure everything is as it was before."""
-        model = Model(roots)
-        engine, grouping = self._plan(model)
         homes = None if self._is_dry_run() else self._homes(roots)
-        if homes is not None:
-            homes.prepare(engine, model)
+        mapped = MappedWeights.take(roots, _each(homes)) if self.disk == "mapped" else MappedWeights()
+        try:
+            model = Model(roots, apart=mapped.tensors)
+            engine, grouping = self._plan(model)
+            if homes is not None:
+                homes.prepare(engine, model)
+        except BaseException:
+            mapped.undo()
+            raise
+        offload._mapped = mapped
         offload._settings = self
         offload._engine = engine
         offload._roots = {name: weakref.ref(root) for name, root in roots.items()}
@@ -250,9 +258,12 @@ class Settings:
             engine.start()
             offload._attach(model, grouping)
         except BaseException:
+            mapped.undo()
+            offload._mapped = MappedWeights()
             offload._removed = False
             offload.remove("cpu")
             raise
+        mapped.settle()
         offload._removed = False
 
 
@@ -267,6 +278,7 @@ class Offload:
     def __init__(self) -> None:
         """Made by `offload`, `load` and `apply_group_offloading`."""
         self._removed = True
+        self._mapped = MappedWeights()
         self._pickled: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._hosts: weakref.ref[_C.HostTensors] | None = None
 
@@ -290,6 +302,11 @@ class Offload:
         """What the engine holds and has done."""
         values = self._engine.status()
         values.pop("order_surprises")
+        for name, tensor in self._mapped.tensors.values():
+            row = {"name": name, "bytes": tensor.nbytes, "tier": "mapped", "resident": False, "dirty": False}
+            values["groups"].append({**row, "loads": 0, "stalls": 0, "stall_seconds": 0.0})
+            values["weights_bytes"] += tensor.nbytes
+            values["disk_bytes"] += tensor.nbytes
         return Status(**values)
 
     def resize(self, budget: int | str) -> None:
@@ -374,6 +391,7 @@ class Offload:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._mapped.bring_home()
         hosts = self._host_tensors()
         seen: set[int] = set()
         for root in self.roots:
@@ -440,6 +458,10 @@ class Offload:
                     hook.watch(registry, key)
             self._handles.append(module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hook.after, always_call=True))
+
+
+def _each(homes: Any) -> list[FileHomes]:
+    return homes.each if isinstance(homes, ManyHomes) else [homes]
 
 
 def _C_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -560,8 +582,8 @@ def settings_for(
         raise ValueError("disk must be a folder or 'checkpoint', and is empty; name the current folder '.'")
     if torch.device(device).type == "meta" if isinstance(device, (str, torch.device)) else False:
         raise ValueError("the meta device has no memory; offload to the device that shall compute")
-    if disk == "mapped":
-        raise UnsupportedOperation("disk='mapped' is not there yet; disk='checkpoint' reads the same files")
+    if disk == "mapped" and with_index(device).type != "cpu":
+        raise ValueError("disk='mapped' is for the cpu device; for others disk='checkpoint' reads the same files")
     return Settings(
         device=with_index(device),
         disk=None if disk is None else str(disk),
@@ -603,7 +625,8 @@ def offload(
             also how much of the weights stays in host memory; None: nothing.
         disk: a folder for the weights that then need no host memory: written once, and used again by later runs with
             the same weights. "checkpoint": the model's own safetensors files in place; a weight that differs from them
-            stays in memory.
+            stays in memory. "mapped" (cpu only): the same through private mappings where the alignment allows; the
+            budget does not bound those, and whoever truncates the files kills the process (see `noria.mapped`).
         granularity: "auto", "block" or "leaf".
         trigger: "modules": forward hooks, with the operator net behind them; "ops": no hooks at all.
         training: says that backward passes will come. They are right, and their order is learned, without it too.

@@ -17,6 +17,7 @@
 #include "engine/tensor_table.h"
 #include "format/shard_set.h"
 #include "io/aligned_buffer.h"
+#include "io/file_mapping.h"
 #include "io/reader.h"
 
 namespace py = pybind11;
@@ -79,6 +80,8 @@ class HostTensors {
  private:
   std::map<std::pair<Engine*, plan::PageIndex>, c10::intrusive_ptr<c10::StorageImpl>> storages_;
 };
+
+void unmap(void* mapping) { delete static_cast<FileMapping*>(mapping); }
 
 plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorTable const& table,
                            std::string const& granularity, std::uint32_t blocks_per_group,
@@ -337,6 +340,23 @@ void init_engine(py::module_& m) {
         }
       },
       py::arg("tensor"), "The tensor, on the cpu, goes on with the bytes of its host home.");
+  m.def(
+      "map_tensor",
+      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& like) {
+        auto* const mapping = new FileMapping(shards.files()[file]->file(), offset, like.nbytes());
+        c10::DataPtr data(mapping->data(), mapping, &unmap, c10::kCPU);
+        auto storage = c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t{}, static_cast<int64_t>(like.nbytes()), std::move(data), nullptr, false);
+        return tensor_over(std::move(storage), c10::kCPU, like, 0);
+      },
+      py::arg("shards"), py::arg("file"), py::arg("offset"), py::arg("like"),
+      "A contiguous cpu tensor like `like` over a private mapping of the file.");
+  m.def(
+      "is_mapped",
+      [](at::Tensor const& t) {
+        return t.has_storage() && t.storage().unsafeGetStorageImpl()->data_ptr().get_deleter() == &unmap;
+      },
+      py::arg("tensor"));
   py::class_<FolderStore, std::shared_ptr<FolderStore>>(m, "FolderStore")
       .def_static(
           "open_or_write",

@@ -21,7 +21,7 @@ def model() -> nn.Sequential:
         ({"pin": "yes"}, TypeError, "pin must be"),
         ({"disk": 5}, TypeError, "disk must be"),
         ({"disk": ""}, ValueError, "is empty"),
-        ({"disk": "mapped"}, noria.UnsupportedOperation, "mapped"),
+        ({"disk": "mapped"}, ValueError, "which folder"),
         ({"granularity": "row"}, ValueError, "granularity"),
         ({"trigger": "never"}, ValueError, "trigger"),
         ({"budget": "lots"}, ValueError, "lots"),
