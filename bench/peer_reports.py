@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 120
 OFFLOADERS = ("noria", "diffusers")
 
 
-def run_one(name: str, offloader: str, answers: Any) -> None:
+def run_one(name: str, module: str, offloader: str, answers: Any) -> None:
     """One test, all its cases; answers with how many there are and how the failing ones failed."""
     import pytest
 
@@ -43,17 +43,15 @@ def run_one(name: str, offloader: str, answers: Any) -> None:
     os.environ["NORIA_OFFLOADER"] = offloader
     collected = Collect()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main(
-            [f"{TESTS / 'test_offload_reports.py'}::{name}", "-q", "-p", "no:cacheprovider"], plugins=[collected]
-        )
+        pytest.main([f"{TESTS / module}.py::{name}", "-q", "-p", "no:cacheprovider"], plugins=[collected])
     answers.send((collected.cases, collected.failures))
 
 
-def judge(name: str, offloader: str) -> tuple[int, dict[str, str]]:
+def judge(name: str, module: str, offloader: str) -> tuple[int, dict[str, str]]:
     """As `run_one`, from outside; a crash or a hang is a failure."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=run_one, args=(name, offloader, theirs))
+    process = context.Process(target=run_one, args=(name, module, offloader, theirs))
     process.start()
     theirs.close()
     try:
@@ -106,8 +104,10 @@ def main() -> int:
     sys.path[:0] = [str(TESTS)]
     import diffusers
     import diffusers.hooks.group_offloading
+    import test_disk_reports  # noqa: F401  (fills the table)
+    import test_offload_reports  # noqa: F401
     import torch
-    from test_offload_reports import REPORTS
+    from reports import REPORTS
 
     import noria
 
@@ -117,7 +117,7 @@ def main() -> int:
     for name, report in REPORTS.items():
         if arguments.k not in name:
             continue
-        results = {offloader: judge(name, offloader) for offloader in wanted}
+        results = {offloader: judge(name, report.module, offloader) for offloader in wanted}
         rows.append({"number": report.number, "source": report.source, "expected": report.expected, "test": name,
                      "results": {who: {"cases": cases, "failures": failures}
                                  for who, (cases, failures) in results.items()}})  # fmt: skip

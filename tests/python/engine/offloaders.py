@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -53,6 +54,18 @@ class Noria:
         return module.__dict__["_noria_offload"].status().host_pinned_bytes
 
 
+def _teach_safetensors_the_device() -> None:
+    """Its loader knows the devices that PyTorch ships with, and no other; that is not Diffusers' fault."""
+    original = safetensors.torch.load_file
+
+    def load_file(path: Any, device: Any = "cpu") -> dict[str, torch.Tensor]:
+        if torch.device(device).type != "sim":
+            return original(path, device=device)  # type: ignore[no-any-return]
+        return {name: tensor.to(device) for name, tensor in original(path, device="cpu").items()}
+
+    safetensors.torch.load_file = load_file
+
+
 class Diffusers:
     """Diffusers' own."""
 
@@ -60,6 +73,7 @@ class Diffusers:
 
     def __init__(self) -> None:
         self._pinned: dict[int, int] = {}
+        _teach_safetensors_the_device()
 
     def __call__(self, module: nn.Module, onload_device: str = "sim", **options: Any) -> None:
         from diffusers.hooks import apply_group_offloading

@@ -26,7 +26,7 @@ def chain() -> nn.Sequential:
 def checkpoint(folder: Path, *, aligned: bool) -> Path:
     """The chain's weights, with the data at a multiple of 64 bytes in the file or 8 bytes beside one."""
     path = folder / "model.safetensors"
-    for padding in range(0, 64):
+    for padding in range(64):
         save_file(dict(chain().state_dict()), path, metadata={"padding": "x" * padding})
         start = 8 + int.from_bytes(path.read_bytes()[:8], "little")
         if start % 64 == (0 if aligned else 8):
@@ -98,9 +98,9 @@ def test_a_model_in_memory_gives_its_memory_up_and_keeps_what_differs(tmp_path: 
     resident = copy.deepcopy(model)
     for one in (model, resident):
         one.encoder.layer[1].output.dense.weight.data = one.encoder.layer[1].output.dense.weight * 2
-    tied = [parameter for parameter in model.parameters()]
+    tied = list(model.parameters())
     noria.offload(model, "cpu", budget="1MiB", disk="mapped")
-    assert [parameter for parameter in model.parameters()] == tied, "the same objects"
+    assert list(model.parameters()) == tied, "the same objects"
     tokens = torch.arange(24).reshape(2, 12)
     for _ in range(2):
         assert_same_bits(model(tokens).last_hidden_state, resident(tokens).last_hidden_state)

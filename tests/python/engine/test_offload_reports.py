@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from offloaders import Offloader, chosen
+from offloaders import Offloader
 from pairs import Pair
+from reports import BLOCKS, EITHER, LEAVES, model_of, offloaded, report
 from shapes import (
     SHAPES,
     WIDTH,
@@ -25,63 +25,10 @@ from shapes import (
     OnlyAList,
     Pipeline,
     RaisesOnce,
-    Shape,
     Tied,
     assert_same_bits,
-    forward,
-    seeded,
 )
 from torch import nn
-
-
-@dataclass(frozen=True)
-class Report:
-    """A row of the table.
-
-    Attributes:
-        number: in our log; L numbers come from reading code, the others from users.
-        source: the public thread, or what was read.
-        expected: what is asked of an offloader.
-    """
-
-    number: str
-    source: str
-    expected: str
-
-
-REPORTS: dict[str, Report] = {}
-
-
-def report(number: str, source: str, expected: str) -> Callable[[Any], Any]:
-    """Puts a test into the table."""
-
-    def register(test: Any) -> Any:
-        REPORTS[test.__name__] = Report(number, source, expected)
-        return test
-
-    return register
-
-
-@pytest.fixture
-def offloader() -> Offloader:
-    return chosen()
-
-
-BLOCKS = {"offload_type": "block_level", "num_blocks_per_group": 1}
-LEAVES = {"offload_type": "leaf_level"}
-EITHER = pytest.mark.parametrize("level", [BLOCKS, LEAVES], ids=["block", "leaf"])
-
-
-def offloaded(offloader: Offloader, shape: Shape | str, device: str = "sim", **options: Any) -> Pair:
-    """A pair whose second model the offloader has."""
-    pair = Pair(SHAPES[shape] if isinstance(shape, str) else shape, torch.device(device))
-    for part in pair.parts.values():
-        offloader(part, device, **options)
-    return pair
-
-
-def model_of(name: str, factory: Callable[[], nn.Module], *size: int, **calls: Any) -> Shape:
-    return Shape(name, seeded(lambda _: factory()), calls or {"forward": forward(*size)})
 
 
 class Wide(nn.Module):

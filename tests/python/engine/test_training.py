@@ -117,7 +117,9 @@ def test_what_the_message_asks_for_is_enough(models, device) -> None:
     matrices = [block[0].weight for block in offloaded.blocks]
     expected = torch.cat([block[0].weight for block in resident.blocks])
     with torch.no_grad():
-        with pytest.raises(RuntimeError, match=r"EvictedWeightError: blocks.*aten::cat needs it together with") as error:
+        with pytest.raises(
+            RuntimeError, match=r"EvictedWeightError: blocks.*aten::cat needs it together with"
+        ) as error:
             torch.cat(matrices)
         asked = int(str(error.value).split("Give a budget of at least")[1].split("(")[1].split()[0])
         assert asked == sum(matrix.nbytes + 512 for matrix in matrices), "five layers, biases included"
