@@ -233,7 +233,7 @@ def holds_bytes_of(
     wanted: str,
 ) -> bool:
     """
-    Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.
+    Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.
     """
 
 def is_managed(tensor: torch.Tensor) -> bool: ...

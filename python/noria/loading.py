@@ -148,7 +148,7 @@ class FileHomes:
         return slots[0], None
 
     def entry_of(self, slots: list[Any]) -> Any:
-        """The checkpoint's entry for a tensor that these slots hold, None when it has none or belongs to another root."""
+        """The checkpoint's entry for a tensor that these slots hold; None when it has none, or is another root's."""
         mine = [slot for slot in slots if slot.name.startswith(self._root)]
         return self._find(mine)[1] if mine else None
 

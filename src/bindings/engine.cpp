@@ -374,8 +374,7 @@ void init_engine(py::module_& m) {
          std::string const& wanted) {
         return holds(shards.files()[file], offset, tensor, conversion_between(stored, wanted));
       },
-      "Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor, converted from dtype `stored` to "
-      "`wanted`.",
+      "Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.",
       py::arg("shards"), py::arg("file"), py::arg("offset"), py::arg("tensor"), py::arg("stored"), py::arg("wanted"));
 
   py::class_<HostTensors, std::shared_ptr<HostTensors>>(m, "HostTensors")
