@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from noria import _C
 
@@ -115,7 +115,7 @@ class Model:
             self._walk(root, name, _C.NO_MODULE)
         converted: dict[int, torch.Tensor] = {}
         for slot in self.slots:
-            if isinstance(slot.tensor, UninitializedTensorMixin):
+            if is_lazy(slot.tensor):
                 raise ValueError(f"'{slot.name}' has no shape yet; call the model once before it is offloaded")
             for path, tensor in inner_tensors(slot.tensor):
                 if dtype_of is not None:

@@ -2,7 +2,7 @@
 
 Nothing is read before it is used and nothing is copied; the system brings pages in and drops them as it sees fit, so
 the budget does not bound what is in memory. A weight that is written keeps the new values in memory of its own. What is
-given up: when the file is truncated, touching a lost weight kills the process, and what is written into the file becomes
+given up: when the file is truncated, touching a lost weight kills the process; what is written into the file becomes
 weights. Only tensors at a multiple of 64 bytes in their file are mapped: at another alignment a matrix product gives
 other bits. The rest is streamed as with disk="checkpoint".
 """
