@@ -34,10 +34,10 @@ def test_the_bound_knows_that_a_slot_in_use_cannot_be_filled():
 
 
 def test_groups_of_unequal_size_come_near_their_bound(simulate):
-    """The bound lets groups be split; the engine does not, and waits where two large ones are neighbours."""
+    """The bound lets a weight be scattered; the engine keeps it in one piece, and copies some bytes more for that."""
     simulate()
     over = {(row.compute_to_copy, row.budget): row.over_bound for row in overlap.rows(["rtx4090"], ["unet"])}
     assert len(over) == 12
-    assert max(over.values()) <= 1.55
-    assert sum(value <= 1.06 for value in over.values()) >= 7
+    assert max(over.values()) <= 1.34
+    assert sum(value <= 1.08 for value in over.values()) >= 10
     simulate()
