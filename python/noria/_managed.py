@@ -47,6 +47,23 @@ def host_copy(tensor: torch.Tensor, hosts: _C.HostTensors) -> Any:
     return rebuild(tensor, inner)
 
 
+def _tolist(tensor: torch.Tensor) -> Any:
+    """`Tensor.tolist`, which printing uses too, for weights that are not there as well."""
+    return _pytorchs_tolist(tensor.detach().clone() if is_managed(tensor) else tensor)
+
+
+_pytorchs_tolist = torch.Tensor.tolist
+
+
+def list_evicted_weights() -> None:
+    """From now on `tolist` and printing work for weights of the cpu device that are not in memory.
+
+    Elsewhere PyTorch brings values to the cpu with an operator, which the net sees.
+    """
+    if torch.Tensor.tolist is not _tolist:
+        torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
+
+
 def install(module: nn.Module, offload: Offload) -> list[Any]:
     """Gives `module` its behaviour while it is managed; returns handles to take the hooks away."""
     this = weakref.ref(module)

@@ -238,6 +238,8 @@ class Settings:
         except BaseException:
             mapped.undo()
             raise
+        if self.device.type == "cpu":
+            _managed.list_evicted_weights()
         offload._mapped = mapped
         offload._settings = self
         offload._engine = engine
