@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from noria._amount import free_bytes, resolve_bytes
+from noria.cli.progress import doing
 
 # A pipeline loops over its denoiser inside one call; two calls show the first one's learning and a steady one.
 _CALLS = 2
@@ -95,11 +96,11 @@ def weights_bytes(pipe: Any) -> int:
 def run_pipeline(arguments: argparse.Namespace, folder: Path) -> Any:
     """Runs the pipeline under the budget, and resident too on request; returns the report."""
     import noria
-    from noria.cli.run import Clock, Report, choose_device, measure, quiet_libraries, traced
+    from noria.cli.run import Clock, Report, choose_device, doing_pass, measure, quiet_libraries, traced
 
     device, sim = choose_device(arguments)
     clock = Clock(device, sim)
-    with quiet_libraries():
+    with quiet_libraries(), doing("making the pipeline"):
         pipe = make_pipeline(folder, arguments.dtype)
     budget: int | str = "auto"
     if arguments.budget is not None:
@@ -118,18 +119,21 @@ def run_pipeline(arguments: argparse.Namespace, folder: Path) -> Any:
         for part in components(whole).values():
             for parameter in part.parameters():
                 parameter.data = parameter.data.clone()  # out of the mapped file, to the allocator's alignment
-        whole.to(device)
-        expected, seconds = measure(lambda: call(whole, arguments), clock, 1)
+        with doing("running it with all weights on the device"):
+            whole.to(device)
+            expected, seconds = measure(lambda: call(whole, arguments), clock, 1)
         report.resident_seconds = seconds[0]
         del whole
     disk = "checkpoint" if device.type == "cpu" and has_safetensors(folder) else None
-    handle = noria.offload(pipe, device, budget=budget, disk=disk)
+    with doing("setting it up under the budget"):
+        handle = noria.offload(pipe, device, budget=budget, disk=disk)
     output = None
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced(handle, arguments, report))
         before = handle.status()
-        for _ in range(_CALLS):
-            output, seconds = measure(lambda: call(pipe, arguments), clock, 1)
+        for number in range(_CALLS):
+            with doing_pass(handle, number, _CALLS):
+                output, seconds = measure(lambda: call(pipe, arguments), clock, 1)
             after = handle.status()
             report.add_pass(seconds[0], before, after)
             before = after

@@ -20,6 +20,7 @@ from rich.table import Table
 from noria import _C
 from noria._amount import free_bytes, resolve_bytes
 from noria.cli import pipeline, plot
+from noria.cli.progress import doing
 
 _SENTENCES = (
     "A noria is a wheel of buckets that lifts water.",
@@ -192,11 +193,12 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         raise ValueError(f"{folder} is not a folder with a transformers model: it has no config.json")
     device, sim = choose_device(arguments)
     clock = Clock(device, sim)
-    with quiet_libraries():
+    options = {} if arguments.dtype is None else {"dtype": pipeline.element_type(arguments.dtype)}
+    with quiet_libraries(), doing("making the model"):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         config = AutoConfig.from_pretrained(folder)
         with empty_weights():
-            model = AutoModel.from_config(config)
+            model = AutoModel.from_config(config, **options)
     model.eval().requires_grad_(False)
     inputs = tokenizer(list(arguments.prompt or _SENTENCES), padding=True, return_tensors="pt").to(device)
 
@@ -213,29 +215,31 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         weights_bytes=weights,
         simulated=None if sim is None else arguments.profile,
     )
-    options = {} if arguments.dtype is None else {"dtype": pipeline.element_type(arguments.dtype)}
     expected = None
     if arguments.compare or demo:
         with quiet_libraries():
             whole = AutoModel.from_pretrained(folder, **options).eval().requires_grad_(False)
         for parameter in whole.parameters():
             parameter.data = parameter.data.clone()  # out of the mapped file, to the allocator's alignment
-        whole.to(device)
-        expected, seconds = measure(lambda: encode(whole, inputs), clock, arguments.steps)
+        with doing("running it with all weights on the device"):
+            whole.to(device)
+            expected, seconds = measure(lambda: encode(whole, inputs), clock, arguments.steps)
         report.resident_seconds = min(seconds)
         del whole
 
-    if device.type == "cpu" and not options:
-        handle = noria.load(model, folder, device, budget=budget)
-    else:
-        with quiet_libraries():
-            model = AutoModel.from_pretrained(folder, **options).eval().requires_grad_(False)
-        handle = noria.offload(model, device, budget=budget)
+    with doing("setting it up under the budget"):
+        if device.type == "cpu":
+            handle = noria.load(model, folder, device, budget=budget)
+        else:
+            with quiet_libraries():
+                model = AutoModel.from_pretrained(folder, **options).eval().requires_grad_(False)
+            handle = noria.offload(model, device, budget=budget)
     with contextlib.ExitStack() as stack:
         stack.enter_context(traced(handle, arguments, report))
         before = handle.status()
-        for _ in range(arguments.steps):
-            output, seconds = measure(lambda: encode(model, inputs), clock, 1)
+        for number in range(arguments.steps):
+            with doing_pass(handle, number, arguments.steps):
+                output, seconds = measure(lambda: encode(model, inputs), clock, 1)
             after = handle.status()
             report.add_pass(seconds[0], before, after)
             before = after
@@ -251,6 +255,14 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
 
         np.save(arguments.output, output.cpu().numpy())
     return report
+
+
+def doing_pass(handle: Any, number: int, passes: int) -> contextlib.AbstractContextManager[None]:
+    """Shows how far a pass has come."""
+    status = handle.status()
+    return doing(
+        f"pass {number + 1} of {passes}", status.streamed_bytes, lambda: handle.status().bytes_in - status.bytes_in
+    )
 
 
 @contextlib.contextmanager
