@@ -57,6 +57,7 @@ void register_kernels() {
   register_storage(library);
   register_copies(library);
   register_attention(library);
+  register_recurrent(library);
   register_fallback();
   register_autocast();
 }
