@@ -6,8 +6,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import noria
+from noria.cli.values import UsageError
 
 _COMMANDS = {
     "run": "run a model under a budget of device memory",
@@ -16,9 +18,16 @@ _COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"noria: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; each command's file adds its own arguments."""
-    parser = argparse.ArgumentParser(prog="noria", description="Run models larger than device memory.")
+    parser = _Parser(prog="noria", description="Run models larger than device memory.")
     parser.add_argument("--version", action="version", version=f"noria {noria.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, description in _COMMANDS.items():
@@ -40,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("noria: interrupted", file=sys.stderr)
         return 130
+    except UsageError as error:
+        print(f"noria: {error} (see noria {parsed.command} --help)", file=sys.stderr)
+        return 2
     except Exception as error:
         if parsed.debug:
             raise

@@ -11,14 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from noria import _C
+from noria.cli import values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of API.md section 5."""
     parser.add_argument("question", choices=("overlap", "overhead", "disk"), help="what to measure")
-    parser.add_argument("--profile", action="append", help="simulated cards; may be given several times")
-    parser.add_argument("--gib", type=float, default=4.0, help="disk: GiB of weights; default 4")
-    parser.add_argument("--rounds", type=int, default=1, help="disk: turns of each contender; default 1")
+    parser.add_argument(
+        "--profile", type=values.profile, action="append", help="simulated cards; may be given several times"
+    )
+    parser.add_argument("--gib", type=values.positive_number, default=4.0, help="disk: GiB of weights; default 4")
+    parser.add_argument(
+        "--rounds", type=values.positive_int, default=1, help="disk: turns of each contender; default 1"
+    )
     parser.add_argument("--folder", help="disk: where to write, with three times as much free; default: the system's")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -75,14 +80,10 @@ def _overhead(arguments: argparse.Namespace) -> int:
 
 
 def _overlap(arguments: argparse.Namespace) -> int:
-    import noria.sim
     from noria.bench import overlap
 
     console = _console()
     profiles = tuple(arguments.profile or overlap.PROFILES)
-    unknown = [profile for profile in profiles if profile not in noria.sim.profiles()]
-    if unknown:
-        raise ValueError(f"no profile is called {unknown[0]!r}; there are {', '.join(noria.sim.profiles())}")
     with Console(file=sys.stderr).status("measuring"):
         rows = list(overlap.rows(profiles))
     if arguments.json:

@@ -12,21 +12,22 @@ from rich.table import Table
 
 import noria
 from noria import _C, conformance
+from noria.cli import values
 from noria.device.report import describe, machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="one device, e.g. cuda:0; default: every device that can be used")
+    parser.add_argument(
+        "--device", type=values.device, help="one device, e.g. cuda:0; default: every device that can be used"
+    )
     parser.add_argument("--conformance", action="store_true", help="run the backend contract against the device")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report. Status 1 when a check of the contract failed."""
-    if (arguments.device or "").split(":")[0] == "sim":
-        import noria.sim
-
-        noria.sim.enable()
+    if values.is_simulated(arguments.device):
+        values.simulate(arguments.device)
     report = collect(arguments.device, with_conformance=arguments.conformance)
     if arguments.json:
         print(json.dumps(report, indent=2))

@@ -38,12 +38,11 @@ def components(pipe: Any) -> dict[str, nn.Module]:
     return {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
 
 
-def make_pipeline(folder: Path, dtype: str | None) -> Any:
+def make_pipeline(folder: Path, dtype: torch.dtype | None) -> Any:
     """The pipeline, in host memory, quiet.
 
     Raises:
         RuntimeError: diffusers is not installed.
-        ValueError: no such dtype.
     """
     try:
         from diffusers import DiffusionPipeline
@@ -51,24 +50,12 @@ def make_pipeline(folder: Path, dtype: str | None) -> Any:
         raise RuntimeError(f"{folder} holds a Diffusers pipeline, and diffusers is not installed") from None
     options: dict[str, Any] = {}
     if dtype is not None:
-        options["torch_dtype"] = element_type(dtype)
+        options["torch_dtype"] = dtype
     pipe = DiffusionPipeline.from_pretrained(folder, **options)
     pipe.set_progress_bar_config(disable=True)
     for part in components(pipe).values():
         part.eval().requires_grad_(False)
     return pipe
-
-
-def element_type(name: str) -> torch.dtype:
-    """The element type of that name, e.g. "bfloat16".
-
-    Raises:
-        ValueError: not a dtype.
-    """
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"--dtype must be an element type such as bfloat16, and is {name!r}")
-    return found
 
 
 def call(pipe: Any, arguments: argparse.Namespace) -> np.ndarray[Any, Any]:

@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from noria.cli.values import UsageError
+
 Slice = tuple[str, str, float, float]
 """Name, row, begin and end in seconds."""
 
 _COLOURS = {"compute": "#4c72b0", "copy in": "#dd8452", "copy out": "#55a868"}
 
 
-def require() -> None:
-    """Raises RuntimeError, which says what to install, when matplotlib is not there."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise RuntimeError("--plot draws with matplotlib, which is not installed: pip install 'noria[plot]'") from None
-
-
-def plot(path: Path, slices: Sequence[Slice], title: str) -> None:
-    """Draws the slices; the ending of `path` says how (.png, .svg, .pdf).
+def require(path: Path) -> None:
+    """Says before the work whether it can be drawn to `path`.
 
     Raises:
         RuntimeError: matplotlib is not installed.
-        ValueError: matplotlib does not know the ending.
+        UsageError: matplotlib does not know the ending.
     """
-    require()
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise RuntimeError("--plot draws with matplotlib, which is not installed: pip install 'noria[plot]'") from None
+    endings = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in endings:
+        raise UsageError(f"--plot cannot draw {str(path)!r}; the endings it knows are {', '.join(endings)}")
+
+
+def plot(path: Path, slices: Sequence[Slice], title: str) -> None:
+    """Draws the slices to a `path` that `require` accepts; its ending says how (.png, .svg, .pdf)."""
     from matplotlib.figure import Figure
 
     rows = [row for row in ("copy in", "compute", "copy out") if any(each[1] == row for each in slices)]

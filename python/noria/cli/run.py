@@ -19,7 +19,7 @@ from rich.table import Table
 
 from noria import _C
 from noria._amount import free_bytes, resolve_bytes
-from noria.cli import pipeline, plot
+from noria.cli import pipeline, plot, values
 from noria.cli.progress import doing
 
 _SENTENCES = (
@@ -37,17 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", help="a folder with a model; default: the sentence encoder of the demo extra"
     )
     parser.add_argument(
-        "--device", help="where it runs; default for the demo: the simulated card, else the best device"
+        "--device",
+        type=values.device,
+        help="where it runs; default for the demo: the simulated card, else the best device",
     )
     parser.add_argument(
-        "--budget", help="bytes of weights on the device at once: 6GiB, 80%%; demo: 60%% of its weights"
+        "--budget",
+        type=values.byte_amount,
+        help="bytes of weights on the device at once: 6GiB, 80%%; demo: 60%% of its weights",
     )
     parser.add_argument("--prompt", action="append", help="text to run; may be given several times")
-    parser.add_argument("--steps", type=int, default=3, help="passes (a pipeline: inference steps); default 3")
-    parser.add_argument("--seed", type=int, default=0, help="for what is drawn at random")
-    parser.add_argument("--dtype", help="element type of the weights, e.g. bfloat16; default: the checkpoint's")
+    parser.add_argument(
+        "--steps", type=values.positive_int, default=3, help="passes (a pipeline: inference steps); default 3"
+    )
+    parser.add_argument("--seed", type=values.seed, default=0, help="for what is drawn at random")
+    parser.add_argument(
+        "--dtype",
+        type=values.element_type,
+        help="element type of the weights, e.g. bfloat16; default: the checkpoint's",
+    )
     parser.add_argument("--output", type=Path, help="where to write the result (.npy, or an image of a pipeline)")
-    parser.add_argument("--profile", help="the card that --device sim simulates; default rtx4090")
+    parser.add_argument("--profile", type=values.profile, help="the card that --device sim simulates; default rtx4090")
     parser.add_argument("--compare", action="store_true", help="also run with all weights on the device, and compare")
     parser.add_argument("--trace", type=Path, help="write a Chrome-trace JSON of the passes")
     parser.add_argument("--plot", type=Path, help="write a picture of the passes (needs the plot extra)")
@@ -128,11 +138,9 @@ class Clock:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; the contract of its output is API.md section 5."""
-    if arguments.steps < 1:
-        raise ValueError(f"--steps must be at least 1, and is {arguments.steps}")
     torch.manual_seed(arguments.seed)
     if arguments.plot is not None:
-        plot.require()
+        plot.require(arguments.plot)
     folder = None if arguments.model is None else Path(arguments.model)
     if folder is not None and pipeline.is_pipeline(folder):
         report = pipeline.run_pipeline(arguments, folder)
@@ -163,18 +171,17 @@ def demo_folder() -> Path:
 
 def choose_device(arguments: argparse.Namespace) -> tuple[torch.device, Any]:
     """The device to run on, and the simulated accelerator when it is that."""
+    import noria
+
     wanted = arguments.device
     if wanted is None and arguments.model is None:
         wanted = "sim"
-    if wanted is not None and wanted.split(":")[0] == "sim":
-        import noria.sim
-
+    if values.is_simulated(wanted):
         arguments.profile = arguments.profile or "rtx4090"
-        sim = noria.sim.enable(profile=arguments.profile)
+        sim = values.simulate(wanted, arguments.profile)
         return noria.TorchDeviceBackend(wanted).device, sim
     if arguments.profile is not None:
-        raise ValueError(f"--profile is for --device sim, and the device is {wanted or 'not given'}")
-    import noria
+        raise values.UsageError(f"--profile is for --device sim, and the device is {wanted or 'not given'}")
 
     return noria.TorchDeviceBackend(wanted).device, None
 
@@ -193,7 +200,7 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         raise ValueError(f"{folder} is not a folder with a transformers model: it has no config.json")
     device, sim = choose_device(arguments)
     clock = Clock(device, sim)
-    options = {} if arguments.dtype is None else {"dtype": pipeline.element_type(arguments.dtype)}
+    options = {} if arguments.dtype is None else {"dtype": arguments.dtype}
     with quiet_libraries(), doing("making the model"):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         config = AutoConfig.from_pretrained(folder)

@@ -23,6 +23,9 @@ class _ThroughRegistry(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_made_through_registry" not in cls.__dict__:
             return super().__call__(*args, **kwargs)
+        if len(args) + len(kwargs) > 1 or kwargs.keys() - {"device"}:
+            given = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+            raise TypeError(f"TorchDeviceBackend takes one argument, device, such as 'cuda:1'; it was given ({given})")
         return _make(super().__call__, *args, **kwargs)
 
 

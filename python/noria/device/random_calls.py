@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 
+from noria._argument_types import check_types
 from noria.device.base import BackendBase
 
 
@@ -12,6 +15,7 @@ class RandomCalls(BackendBase):
 
     def manual_seed(self, seed: int) -> None:
         """Seeds the generator of this device index; where it has none, every generator (`torch.manual_seed`)."""
+        check_types(seed=(seed, Integral))
         seed = int(seed)
         if self._by_native("generator"):
             assert self._native is not None
@@ -40,7 +44,7 @@ class RandomCalls(BackendBase):
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         """Puts back a state that `get_rng_state` gave."""
-        if not isinstance(state, torch.Tensor):
+        if not isinstance(state, torch.Tensor) or state.dtype != torch.uint8:
             raise TypeError(f"a generator's state is a byte tensor, not {state!r}")
         if self._by_native("generator"):
             assert self._native is not None

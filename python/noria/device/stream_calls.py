@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from noria._argument_types import check_types
 from noria.device.base import BackendBase
 from noria.device.streams import SynchronousEvent, SynchronousStream, native_stream_is_current
 
@@ -22,7 +23,9 @@ class StreamCalls(BackendBase):
             raise self._unsupported("Stream", self.why_not("streams"))
         return self._new_stream
 
-    def _new_stream(self, *, priority: int = 0) -> Any:
+    def _new_stream(self, *unnamed: Any, priority: int = 0) -> Any:
+        if unnamed:
+            raise TypeError(f"the priority of a stream is given by name, as Stream(priority=-1); got Stream{unnamed!r}")
         if not isinstance(priority, int):
             raise TypeError(f"priority is an int, lower runs first; not {priority!r}")
         if self._native is not None and (self.type == "cpu" or self._by_native("streams")):
@@ -91,6 +94,7 @@ class StreamCalls(BackendBase):
 
     def Event(self, enable_timing: bool = False) -> Any:
         """A point in the work of a stream, with the methods of `torch.Event`."""
+        check_types(enable_timing=(enable_timing, bool))
         needed = "event_timing" if enable_timing else "events"
         if not getattr(self.capabilities, needed):
             raise self._unsupported("Event(enable_timing=True)" if enable_timing else "Event", self.why_not(needed))

@@ -51,6 +51,8 @@ class SynchronousStream:
     def record_event(self, event: Any = None) -> Any:
         """Marks the end of the work so far in `event`, or in a new one; returns it."""
         event = self._backend.Event() if event is None else event
+        if not hasattr(event, "record"):
+            raise TypeError(f"record_event takes an event or None, not {event!r}")
         event.record(self) if isinstance(event, SynchronousEvent) else event.record()
         return event
 
@@ -88,6 +90,8 @@ class SynchronousEvent:
         return self._backend.device
 
     def record(self, stream: SynchronousStream | None = None) -> None:
+        if stream is not None and not isinstance(stream, SynchronousStream):
+            raise TypeError(f"record takes a stream of {self.device} or None, not {stream!r}")
         native = self._backend._native
         assert native is not None
         self._event.record(native, 0 if stream is None else stream.stream_id)
@@ -103,6 +107,8 @@ class SynchronousEvent:
 
     def elapsed_time(self, end_event: SynchronousEvent) -> float:
         """Milliseconds from this event to `end_event`, as `torch.Event` gives them."""
+        if not isinstance(end_event, SynchronousEvent):
+            raise TypeError(f"elapsed_time takes an event of {self.device}, not {end_event!r}")
         if not (self._timing and end_event._timing):
             raise ValueError("both events must be made with enable_timing=True")
         return self._event.elapsed_seconds(end_event._event) * 1e3

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import sys
 import time
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import torch
 from torch.utils import backend_registration
 
+from noria._argument_types import check_types
 from noria.errors import Error
 from noria.sim.simulator import Simulator
 
 _DEVICE = "sim"
-# The largest number of devices that the process's autograd engine is known to serve; see _prove_backward.
+# The largest number of devices that the process's autograd engine serves; see _prove_backward. It counts once.
 _proven_devices = 0
+_reserved_devices = 0
 _dry_run = False
 
 
@@ -66,12 +70,15 @@ def enable(
         overrides: figures of the profile to replace.
         force: enable beside a usable accelerator, or after a backward, all the same.
 
-    Raises:
+    Raises (and nothing has changed):
         noria.Error: a simulated tensor is alive, another PrivateUse1 backend is loaded, another accelerator is usable,
             or the process has run a backward already.
         ValueError: an option that makes no sense.
     """
     global _proven_devices, _dry_run
+    check_types(devices=(devices, int), copy_engines=(copy_engines, int), checker=(checker, str))
+    check_types(profile=(profile, (str, Mapping)), overrides=(overrides, (Mapping, NoneType)))
+    check_types(memory=(memory, (int, str, NoneType)))
     if devices < 1:
         raise ValueError(f"devices must be at least 1, not {devices}")
     if copy_engines not in (1, 2):
@@ -82,6 +89,8 @@ def enable(
         _refuse_another_backend()
         if not force:
             _refuse_beside_an_accelerator()
+    elif devices > _proven_devices and not force:
+        raise Error(_too_many(devices))
     options = {
         "profile": profile if isinstance(profile, str) else str(profile.get("name", "custom")),
         "profile_json": ""
@@ -98,13 +107,22 @@ def enable(
         "copy_engines": copy_engines,
     }
     extension.enable(**options)
-    _dry_run = dry
-    if first_time:
+    if "torch.sim" not in sys.modules:
         _install_device_module()
     if devices > _proven_devices and not force:
-        _prove_backward(devices - 1)
+        try:
+            _prove_backward(devices - 1)
+        except RuntimeError as error:
+            extension.forget()
+            raise Error(_too_many(devices)) from error
         _proven_devices = devices
+        if _reserved_devices > devices:
+            extension.enable(**{**options, "devices": _reserved_devices})
+            with contextlib.suppress(RuntimeError):
+                _prove_backward(_reserved_devices - 1)
+                _proven_devices = _reserved_devices
         extension.enable(**options)  # Afresh: the probe has moved the clocks.
+    _dry_run = dry
     return Simulator(extension)
 
 
@@ -119,7 +137,19 @@ def reserve(devices: int = 1) -> None:
     Call it before the first backward: PyTorch's autograd engine makes its queues then, and none later. Unlike
     `enable()` it changes nothing that a program could see, so a library that may simulate later can call it early.
     """
+    global _reserved_devices
+    check_types(devices=(devices, int))
+    _reserved_devices = max(_reserved_devices, devices)
     _extension().reserve(devices, lambda: torch.autograd.backward(torch.ones(1, requires_grad=True).sum()))
+
+
+def _too_many(devices: int) -> str:
+    served = f"serves {_proven_devices}" if _proven_devices else "has run before the simulator was enabled"
+    return (
+        f"{devices} simulated device(s) cannot run a backward in this process: PyTorch's autograd engine counts "
+        f"devices at its first use, and here it {served}. Enable the simulator at the start of the process with all the "
+        "devices that you will want, or call noria.sim.reserve() there; pass force=True if those run no backward"
+    )
 
 
 def _memory_bytes(memory: int | str | None) -> int:
@@ -177,18 +207,11 @@ def _let_autograd_threads_finish() -> None:
 
 def _prove_backward(index: int) -> None:
     """Runs a tiny backward: the autograd engine makes a queue per device at its first use and none later."""
-    try:
-        # Whatever mode the caller is in.
-        with torch.inference_mode(False), torch.enable_grad():
-            x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
+    # Whatever mode the caller is in.
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones(1, device=f"{_DEVICE}:{index}", requires_grad=True)
+        try:
             torch.autograd.backward(x * 2.0)
-    except RuntimeError as error:
-        raise Error(
-            f"this process has run a backward before the simulator was enabled with {index + 1} device(s), and "
-            "PyTorch's autograd engine takes in no device after that. Enable the simulator, with all the devices that "
-            "you will want, at the start of the process, or call noria.sim.reserve() there; pass force=True if it will "
-            "run no backward on 'sim'"
-        ) from error
-    finally:
-        x.grad = None
-        del x
+        finally:
+            x.grad = None
+            del x

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
+from noria._argument_types import check_types
 from noria.sim.reports import Finding, Race, Span, race_from
 
 
@@ -23,6 +25,7 @@ class Simulator:
 
     def clock(self, device: int = 0) -> float:
         """Virtual seconds at which everything issued to `device` is done, the host included."""
+        check_types(device=(device, int))
         seconds: float = self._extension.clock(device)
         return seconds
 
@@ -33,6 +36,7 @@ class Simulator:
 
     def advance_host(self, seconds: float) -> None:
         """Adds host time that the simulator cannot see, such as that of Python code or of a disk."""
+        check_types(seconds=(seconds, Real))
         self._extension.advance_host(seconds)
 
     def reset_clock(self) -> None:
@@ -43,6 +47,7 @@ class Simulator:
 
     def stats(self, device: int = 0) -> dict[str, int | float]:
         """Counters of `device` since it was enabled or `reset_stats()`; `allocated` and `reserved` are bytes of now."""
+        check_types(device=(device, int))
         counters: dict[str, int | float] = self._extension.stats(device)
         return counters
 
@@ -53,6 +58,7 @@ class Simulator:
 
     def reset_stats(self, device: int = 0) -> None:
         """Sets the counters of `device` to 0 and its peaks to the current amounts."""
+        check_types(device=(device, int))
         self._extension.reset_stats(device)
 
     # -- Order
@@ -71,12 +77,14 @@ class Simulator:
 
     def set_checker(self, mode: str) -> None:
         """Changes what happens at a race: "raise", "record" or "off"."""
+        check_types(mode=(mode, str))
         self._extension.set_checker(mode)
 
     # -- Timeline
 
     def record_timeline(self, on: bool = True) -> None:
         """Starts or stops recording every kernel, copy and host wait."""
+        check_types(on=(on, bool))
         self._extension.record_timeline(on)
 
     def timeline(self) -> list[Span]:
@@ -113,6 +121,11 @@ class Simulator:
             extra_seconds: of "slow_copy": added to its time.
             sticky: of "copy_error": every later synchronisation raises until `clear_error()`; else only the next one.
         """
+        check_types(kind=(kind, str), after=(after, int), count=(count, int), device=(device, int), above=(above, int))
+        check_types(factor=(factor, Real), extra_seconds=(extra_seconds, Real), sticky=(sticky, bool))
+        for name, number in (("after", after), ("count", count), ("above", above)):
+            if number < 0:
+                raise ValueError(f"{name} must not be negative, and is {number}")
         self._extension.inject(
             kind,
             after=after,
@@ -130,4 +143,5 @@ class Simulator:
 
     def clear_error(self, device: int = 0) -> None:
         """Forgets a sticky error of `device`."""
+        check_types(device=(device, int))
         self._extension.clear_error(device)

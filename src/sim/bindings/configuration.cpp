@@ -64,6 +64,7 @@ void init_configuration(py::module_& m) {
         py::arg("overrides_json"), py::arg("devices"), py::arg("memory_bytes"), py::arg("dry"), py::arg("checker"),
         py::arg("streams"), py::arg("pinned_memory"), py::arg("caching_allocator"), py::arg("copy_engines"));
   m.def("enabled", &enabled);
+  m.def("forget", &sim::Runtime::forget_process, "Takes back enable(): there is no device until the next one.");
   m.def("reserve", &reserve, py::arg("devices"), py::arg("run_backward"));
   m.def("set_checker", &set_checker, py::arg("mode"));
   m.def("inject", &inject, py::arg("kind"), py::kw_only(), py::arg("after"), py::arg("count"), py::arg("device"),

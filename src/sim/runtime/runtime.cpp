@@ -2,6 +2,7 @@
 #include "sim/runtime/runtime.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
@@ -29,6 +30,16 @@ namespace {
 std::atomic<std::uint64_t> last_event{0};
 std::atomic<Runtime*> process_runtime{nullptr};
 
+// In a forked child the lock may be held by a thread that is not there, and the clocks are the parent's.
+std::atomic<bool> forked_child{false};
+
+void refuse_forked_child() {
+  NORIA_CHECK(
+      !forked_child.load(std::memory_order_relaxed), Error,
+      "the simulated accelerator belongs to the process that enabled it, and this is a forked child of that one: "
+      "start child processes with multiprocessing's 'spawn', or use cpu tensors in them");
+}
+
 }  // namespace
 
 struct Runtime::State {
@@ -49,15 +60,19 @@ Runtime::Runtime(Config config) : state_(std::make_unique<State>(std::move(confi
 
 Runtime::~Runtime() = default;
 
-Runtime* Runtime::process_if_configured() noexcept { return process_runtime.load(std::memory_order_acquire); }
+Runtime* Runtime::process_if_configured() noexcept {
+  return forked_child.load(std::memory_order_relaxed) ? nullptr : process_runtime.load(std::memory_order_acquire);
+}
 
 Runtime& Runtime::process() {
+  refuse_forked_child();
   Runtime* const runtime = process_if_configured();
   NORIA_CHECK(runtime != nullptr, Error, "the simulated accelerator is not enabled: call noria.sim.enable() first");
   return *runtime;
 }
 
 Runtime& Runtime::configure_process(Config config) {
+  refuse_forked_child();
   static std::mutex mutex;
   std::lock_guard const lock(mutex);
   if (Runtime* const runtime = process_if_configured()) {
@@ -67,8 +82,11 @@ Runtime& Runtime::configure_process(Config config) {
   // Leaked: tensors that outlive everything give their memory back at exit.
   auto* const runtime = new Runtime(std::move(config));
   process_runtime.store(runtime, std::memory_order_release);
+  ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true, std::memory_order_relaxed); });
   return *runtime;
 }
+
+void Runtime::forget_process() noexcept { process_runtime.store(nullptr, std::memory_order_release); }
 
 void Runtime::configure(Config config) {
   std::lock_guard const lock(state_->mutex);

@@ -152,6 +152,8 @@ class Runtime {
   static Runtime* process_if_configured() noexcept;
   /// Creates the runtime of the process, or configures it anew.
   static Runtime& configure_process(Config config);
+  /// The process is as before configure_process(). The runtime is leaked, since something may still hold memory of it.
+  static void forget_process() noexcept;
 
   /// Starts afresh with another configuration: clocks, streams, events, statistics, reports, faults, timeline.
   /// Throws Error, and changes nothing, while device or pinned blocks are alive (their count and bytes are named).

@@ -57,6 +57,7 @@ void register_kernels() {
   register_storage(library);
   register_copies(library);
   register_attention(library);
+  register_recurrent(library);
   register_fallback();
   register_autocast();
 }
@@ -117,6 +118,9 @@ c10::DeviceIndex device_count() noexcept {
 c10::DeviceIndex current_device() noexcept { return this_thread().device; }
 
 c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
+  if (device_count() == 0) {
+    runtime();  // says why there is none
+  }
   TORCH_CHECK(index >= 0 && index < device_count(), "invalid device ordinal ", static_cast<int>(index),
               ": the simulator has ", static_cast<int>(device_count()), " device(s)");
   return std::exchange(this_thread().device, index);

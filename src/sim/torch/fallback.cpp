@@ -13,6 +13,14 @@ namespace {
 
 void fallback(c10::OperatorHandle const& op, torch::jit::Stack* stack) { run_on_host(op, stack, &pytorch_kernel); }
 
+// A composite kernel outranks a fallback. Where the CPU has a kernel of its own beside it, that one is the device's
+// too: the composite one takes the operator apart into many kernels, and its results can differ in the last bit.
+bool has_cpu_kernel_beside_composite(c10::OperatorHandle const& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd));
+}
+
 }  // namespace
 
 void pytorch_kernel(c10::OperatorHandle const& op, c10::DispatchKey key, torch::jit::Stack* stack) {
@@ -33,13 +41,19 @@ void register_fallback() {
   // Leaked, as all registrations are.
   static auto& any = *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   any.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // These have composite kernels, which outrank a fallback: a convolution that looks for a vendor's, and norms taken
-  // apart into many kernels where every accelerator has one.
   static auto& aten =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  for (char const* name : {"convolution", "convolution_backward", "native_layer_norm", "native_group_norm",
-                           "mish_backward", "native_channel_shuffle"}) {
+  // Composite too, and would look for a vendor's kernel.
+  for (char const* name : {"convolution", "convolution_backward"}) {
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
+    auto const op = dispatcher.findOp(name);
+    if (name.name.starts_with("aten::") && op.has_value() && has_cpu_kernel_beside_composite(*op) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+      aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
   }
 }
 

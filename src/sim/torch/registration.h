@@ -15,6 +15,7 @@ void register_views(torch::Library& library);      ///< as_strided, view, ...
 void register_storage(torch::Library& library);    ///< empty, resize_, set_, record_stream
 void register_copies(torch::Library& library);     ///< _copy_from and what host code reads
 void register_attention(torch::Library& library);  ///< fused attention at a fused kernel's memory
+void register_recurrent(torch::Library& library);  ///< the fused cells of LSTM and GRU
 void register_autocast();                          ///< the cast policies of torch.autocast("sim")
 
 }  // namespace noria::simtorch

@@ -46,18 +46,13 @@ def test_a_budget_too_small_says_the_smallest_that_works_and_that_one_works():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["run", "--budget", "lots"], ["run", "/nowhere/at/all", "--device", "cpu"], ["run", "--device", "warp"]],
+    [["run", "/nowhere/at/all", "--device", "cpu"], ["run", "--device", "hpu"], ["doctor", "--device", "cpu:7"]],
 )
-def test_bad_input_is_one_line_and_status_one(arguments):
+def test_what_is_not_on_this_machine_is_one_line_and_status_one(arguments):
     done = noria(*arguments)
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.startswith("noria: ")
-
-
-def test_wrong_usage_is_status_two():
-    assert noria("run", "--no-such-option").returncode == 2
-    assert noria().returncode == 2
 
 
 def test_doctor_reports_the_simulated_card():
@@ -71,7 +66,7 @@ def test_the_run_says_that_the_card_is_simulated():
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["simulated"] == "l20"
     refused = noria("run", "--device", "cpu", "--profile", "l20")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "--profile is for --device sim" in refused.stderr
 
 
@@ -80,4 +75,3 @@ def test_the_element_type_is_converted():
     half = json.loads(noria("run", "--device", "sim", "--dtype", "bfloat16", "--json", "--budget", "30MiB").stdout)
     assert 0.45 < half["weights_bytes"] / full["weights_bytes"] < 0.55
     assert half["equal_to_resident"] is True
-    assert noria("run", "--dtype", "nonsense").returncode == 1

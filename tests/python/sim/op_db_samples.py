@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from op_db_exceptions import EXCLUDED
+from op_db_exceptions import EXCLUDED, READS_FRESH_MEMORY
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-SAMPLES = 4 if os.environ.get("NORIA_LONG") == "1" else 2
+# Gradients are compared over this many samples per operator; None: all.
+GRADIENT_SAMPLES = None if os.environ.get("NORIA_LONG") == "1" else 4
 
 OPERATORS = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu") and op.formatted_name not in EXCLUDED]
 
 
-def samples(op: OpInfo, requires_grad: bool = False) -> Iterator[SampleInput]:
-    """The first samples of `op` on the CPU, the same ones in every call."""
+def samples(op: OpInfo) -> list[SampleInput]:
+    """All samples of `op` on the CPU, the same ones in every call."""
     torch.manual_seed(0)
-    return itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=requires_grad), SAMPLES)
+    return list(op.sample_inputs("cpu", torch.float32))
+
+
+def gradient_samples(op: OpInfo) -> list[SampleInput]:
+    """Samples of `op` whose tensors want gradients, the same ones in every call."""
+    torch.manual_seed(0)
+    return list(itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=True), GRADIENT_SAMPLES))
 
 
 def moved(value: Any, device: str) -> Any:
@@ -48,8 +56,23 @@ def call(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, list[torch.
     """What `op` returns on `device`, from a fixed seed, and the leaves it was given."""
     arguments = (moved(sample.input, device), moved(sample.args, device), moved(sample.kwargs, device))
     torch.manual_seed(1)
-    result = op(arguments[0], *arguments[1], **arguments[2])
+    with contextlib.ExitStack() as stack:
+        if not tensors(arguments) and "device" not in sample.kwargs:
+            stack.enter_context(torch.device(device))  # numbers alone: the default device is meant
+        if op.formatted_name in READS_FRESH_MEMORY:
+            stack.enter_context(filled_memory())
+        result = op(arguments[0], *arguments[1], **arguments[2])
     return sample.output_process_fn_grad(result), [leaf for leaf in tensors(arguments) if leaf.requires_grad]
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Fresh CPU tensors have a fixed content inside."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -109,6 +109,41 @@ def test_after_a_backward_it_refuses_unless_reserved_or_forced(fresh_python) -> 
     assert fresh_python(script.format(reserve=False, force=True)) == "enabled 2.0"
 
 
+def test_a_refused_call_changes_nothing(fresh_python) -> None:
+    script = """
+    import torch, noria, noria.sim
+    sim = noria.sim.enable("l20")
+    torch.ones(2, device="sim")
+    def state():
+        return torch.sim.device_count(), torch.sim.get_device_name(), sim.clock(), sim.stats()
+    before, refused = state(), []
+    for options in ({"devices": 2}, {"devices": 0}, {"devices": 17}, {"devices": "2"}, {"checker": "loud"},
+                    {"checker": None}, {"memory": "50%"}, {"memory": 1.5}, {"overrides": 3}, {"profile": 7},
+                    {"profile": "rtx9999", "dry": True}):
+        try:
+            noria.sim.enable(**{"profile": "h100", **options})
+        except (noria.Error, ValueError, TypeError) as error:
+            refused.append(str(error))
+        assert state() == before, options
+    print(len(refused), "noria.sim.reserve()" in refused[0], torch.ones(1, device="sim").item())
+    """
+    assert fresh_python(script) == "11 True 1.0"
+
+
+def test_a_refused_first_call_leaves_no_device(fresh_python) -> None:
+    script = """
+    import torch, noria, noria.sim
+    torch.ones(1, requires_grad=True).sum().backward()
+    try:
+        noria.sim.enable()
+    except noria.Error:
+        print(torch.accelerator.is_available(), noria.get_device())
+    noria.sim.enable(force=True)
+    print(torch.ones(1, device="sim").item())
+    """
+    assert fresh_python(script).split() == ["False", "cpu", "1.0"]
+
+
 def test_a_device_without_streams_or_pinned_memory_says_so(simulate) -> None:
     simulate(streams=False, pinned_memory=False)
     with pytest.raises(RuntimeError, match="stream"):

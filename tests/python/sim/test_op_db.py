@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from op_db_exceptions import DIFFERENT, EXCLUDED, GRADIENT_DIFFERENT
-from op_db_samples import OPERATORS, call, numbers, samples, tensors
+from op_db_exceptions import DIFFERENT, EXCLUDED, GRADIENT_DIFFERENT, READS_FRESH_MEMORY
+from op_db_samples import OPERATORS, call, gradient_samples, numbers, samples, tensors
 from torch.testing._internal.common_methods_invocations import op_db
 
 NAMES = {op.formatted_name for op in op_db}
@@ -21,8 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _device(simulate: Any) -> None:
+def _device(simulate: Any) -> Iterator[None]:
     simulate("h200")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the samples are tiny: a second thread only waits
+    yield
+    torch.set_num_threads(threads)
 
 
 def same_number(a: Any, b: Any) -> bool:
@@ -79,7 +84,7 @@ def test_forward_is_exactly_the_cpus(op: Any) -> None:
 def test_backward_is_close_to_the_cpus(op: Any) -> None:
     if op.formatted_name in GRADIENT_DIFFERENT:
         pytest.xfail(GRADIENT_DIFFERENT[op.formatted_name])
-    for sample in samples(op, requires_grad=True):
+    for sample in gradient_samples(op):
         gradients = []
         for device in ("cpu", "sim"):
             result, leaves = call(op, sample, device)
@@ -92,13 +97,28 @@ def test_backward_is_close_to_the_cpus(op: Any) -> None:
             if want is None:
                 assert got is None
             else:
-                torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=2e-5, equal_nan=True)
+                # Sums whose terms cancel are only as exact as their terms are large.
+                largest = want.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if want.numel() else 0.0
+                tolerance = 2e-5 * max(1.0, largest)
+                torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=tolerance, equal_nan=True)
 
 
 def test_the_lists_name_operators_that_exist() -> None:
     assert NAMES >= EXCLUDED
-    assert set(DIFFERENT) <= APPLICABLE
+    assert {*DIFFERENT, *READS_FRESH_MEMORY} <= APPLICABLE
     assert set(GRADIENT_DIFFERENT) <= {op.formatted_name for op in DIFFERENTIABLE}
+
+
+def test_no_composite_formula_stands_in_for_a_kernel_of_the_cpu() -> None:
+    def has(name: str, key: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and has(name, "CPU")]
+    composite = [
+        name for name in names if has(name, "CompositeExplicitAutograd") or has(name, "CompositeImplicitAutograd")
+    ]
+    assert {"aten::addr", "aten::native_layer_norm"} <= set(composite)
+    assert [name for name in composite if not has(name, "PrivateUse1")] == []
 
 
 def test_at_least_98_percent_are_equal() -> None:
