@@ -3,6 +3,8 @@
 
 #include <noria/bytes.h>
 #include <noria/device_backend.h>
+#include <noria/status.h>
+#include <noria/trace.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -43,48 +45,6 @@ struct EngineSettings {
   bool low_memory = false;
   /// Poison what is freed, compare what was loaded with its home.
   bool verify = false;
-};
-
-struct GroupStatus {
-  std::string name;
-  Bytes bytes = 0;
-  std::string tier;  ///< "pinned", "pageable" or "disk": where its home is
-  bool resident = false;
-  bool dirty = false;
-  std::uint64_t loads = 0;
-  std::uint64_t stalls = 0;
-  double stall_seconds = 0.0;
-};
-
-struct Status {
-  std::string device;
-  Bytes budget_bytes = 0;
-  Bytes weights_bytes = 0;
-  Bytes resident_bytes = 0;
-  Bytes streamed_bytes = 0;
-  Bytes device_bytes = 0;
-  Bytes peak_device_bytes = 0;
-  Bytes host_pinned_bytes = 0;
-  Bytes host_pageable_bytes = 0;
-  Bytes disk_bytes = 0;
-  std::uint64_t passes = 0;
-  Bytes bytes_in = 0;
-  Bytes bytes_out = 0;
-  std::uint64_t loads = 0;
-  std::uint64_t stalls = 0;
-  double stall_seconds = 0.0;
-  std::uint64_t host_syncs = 0;
-  std::uint64_t net_faults = 0;
-  std::uint64_t order_surprises = 0;
-  std::vector<GroupStatus> groups;
-};
-
-/// One load or one use, for timelines. Seconds since the trace began.
-struct TraceSlice {
-  std::string name;
-  std::string row;  ///< "copy in", "copy out", "compute"
-  double begin_seconds = 0.0;
-  double end_seconds = 0.0;
 };
 
 /// Note [Locking]
@@ -150,6 +110,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// As begin, for one group and no module; the operator net's.
   void begin_group(plan::GroupIndex group);
   void end_group(plan::GroupIndex group) noexcept;
+  /// As begin, for these groups at once, at least one, and no module; an explicit scope's. `groups` stays where it is
+  /// until end_groups() with it on the same thread.
+  void begin_groups(std::vector<plan::GroupIndex> const& groups);
+  void end_groups(std::vector<plan::GroupIndex> const& groups) noexcept;
   /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
   /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
@@ -328,6 +292,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void stop_measuring();
   void take_plan(plan::Residency residency);
   void end_uses_from(std::size_t first) noexcept;
+  /// Takes the lock itself, as end_use() does. `kept` is where the groups stay, null for one alone.
+  void begin_use(std::span<plan::GroupIndex const> groups, std::vector<plan::GroupIndex> const* kept);
+  /// `found` is a place in the calling thread's uses, or past them.
+  void end_use(std::size_t found) noexcept;
   void finish_entry() noexcept;
   void read_stalls();
   Event timing_event();

@@ -18,8 +18,8 @@ namespace {
 struct Use {
   std::uint64_t engine = 0;
   plan::ModuleIndex module = plan::kNoModule;
-  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
-  plan::GroupIndex single = 0;                            // when module is kNoModule
+  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: one group alone, or the begin failed
+  plan::GroupIndex single = 0;                            // when module is kNoModule and groups is null
   bool held = false;                                      // by hold(): ends when its context does
 };
 
@@ -52,10 +52,10 @@ std::size_t latest(auto const& is_it) {
 }
 
 std::span<plan::GroupIndex const> groups_of(Use const& use) {
-  if (use.module == plan::kNoModule) {
-    return {&use.single, 1};
+  if (use.groups != nullptr) {
+    return *use.groups;
   }
-  return use.groups != nullptr ? std::span<plan::GroupIndex const>(*use.groups) : std::span<plan::GroupIndex const>();
+  return {&use.single, use.module == plan::kNoModule ? 1U : 0U};
 }
 
 }  // namespace
@@ -88,18 +88,22 @@ void Engine::note_failed_begin(plan::ModuleIndex module) {
   note_resting(rested);
 }
 
-void Engine::begin_group(plan::GroupIndex group) {
+void Engine::begin_group(plan::GroupIndex group) { begin_use({&group, 1}, nullptr); }
+
+void Engine::begin_groups(std::vector<plan::GroupIndex> const& groups) { begin_use(groups, &groups); }
+
+void Engine::begin_use(std::span<plan::GroupIndex const> groups, std::vector<plan::GroupIndex> const* kept) {
   auto lock = lock_politely(mutex_);
   bool const outermost = uses_of(id_) == 0;
   users_ += outermost ? 1 : 0;
   try {
-    acquire(lock, {&group, 1});
+    acquire(lock, groups);
   } catch (...) {
     users_ -= outermost ? 1 : 0;
     throw;
   }
   bool const rested = is_resting(id_);
-  t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  t_uses.push_back({.engine = id_, .module = plan::kNoModule, .groups = kept, .single = groups.front()});
   note_resting(rested);
 }
 
@@ -111,10 +115,17 @@ void Engine::end(plan::ModuleIndex module) noexcept {
 }
 
 void Engine::end_group(plan::GroupIndex group) noexcept {
-  auto const is_it = [&](Use const& use) {
-    return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
-  };
-  std::size_t const found = latest(is_it);
+  end_use(latest([&](Use const& use) {
+    return use.engine == id_ && use.module == plan::kNoModule && use.groups == nullptr && use.single == group;
+  }));
+}
+
+void Engine::end_groups(std::vector<plan::GroupIndex> const& groups) noexcept {
+  end_use(latest(
+      [&](Use const& use) { return use.engine == id_ && use.module == plan::kNoModule && use.groups == &groups; }));
+}
+
+void Engine::end_use(std::size_t found) noexcept {
   if (found == t_uses.size()) {
     return;
   }
@@ -124,7 +135,9 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
   bool const rested = is_resting(id_);
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   note_resting(rested);
-  release(use.single);
+  for (plan::GroupIndex group : groups_of(use)) {
+    release(group);
+  }
   if (uses_of(id_) == 0) {
     --users_;
     finish_entry();  // no hook will
