@@ -5,16 +5,16 @@ include(CMakePackageConfigHelpers)
 
 set(noria_package ${CMAKE_INSTALL_LIBDIR}/cmake/noria)
 
-function(noria_install export)
-  set_target_properties(${ARGN} PROPERTIES INSTALL_RPATH "$ORIGIN;${TorchWheel_ROOT}/lib")
+function(noria_install export rpath)
+  set_target_properties(${ARGN} PROPERTIES INSTALL_RPATH "${rpath}")
   install(TARGETS ${ARGN} EXPORT ${export} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
   install(EXPORT ${export} NAMESPACE noria:: DESTINATION ${noria_package} COMPONENT cpp)
 endfunction()
 
-noria_install(noria-core-targets noria_core noria_simrt)
+noria_install(noria-core-targets "$ORIGIN" noria_core noria_simrt)
 set(noria_package_files ${PROJECT_BINARY_DIR}/noriaConfig.cmake ${PROJECT_BINARY_DIR}/noriaConfigVersion.cmake)
 if(NORIA_WITH_TORCH)
-  noria_install(noria-torch-targets noria noria_sim)
+  noria_install(noria-torch-targets "$ORIGIN;${TorchWheel_ROOT}/lib" noria noria_sim)
   list(APPEND noria_package_files ${PROJECT_SOURCE_DIR}/cmake/FindTorchWheel.cmake)
 endif()
 
