@@ -26,12 +26,14 @@ int main(int argc, char** argv) try {
   for (auto const& tensor : model.parameters()) {
     weights += tensor.nbytes();
   }
-  noria::Offload const offload(model, {.device = device, .budget = weights / 4});
+  noria::Offload offload(model, {.device = device, .budget = weights / 4});
   bool equal = true;
   for (int pass = 0; pass < 3; ++pass) {
     equal = equal && torch::equal(model.forward({x}).toTensor(), wanted);
   }
   noria::Status const status = offload.status();
+  offload.remove(device);  // an ordinary resident module again
+  equal = equal && torch::equal(model.forward({x}).toTensor(), wanted);
   std::cout << "weights " << status.weights_bytes << " budget " << status.budget_bytes << " peak "
             << status.peak_device_bytes << " loads " << status.loads << " equal " << (equal ? "yes" : "no") << '\n';
   return equal && status.peak_device_bytes <= status.budget_bytes ? 0 : 1;

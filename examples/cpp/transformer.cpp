@@ -93,6 +93,12 @@ int main(int argc, char** argv) try {
       equal = equal && torch::equal(model->forward(ids), wanted);
     }
   }
+  {
+    auto const use = offload.use(model->blocks[0]);  // its weights are on the device while the scope lives
+    for (auto const& weight : model->blocks[0]->parameters()) {
+      equal = equal && weight.const_data_ptr() != nullptr;
+    }
+  }
   noria::Status const status = offload.status();
   std::cout << "weights " << status.weights_bytes << " budget " << status.budget_bytes << " peak "
             << status.peak_device_bytes << " disk " << status.disk_bytes << " loads " << status.loads << " equal "

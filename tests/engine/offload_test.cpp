@@ -211,7 +211,7 @@ TEST_P(OffloadOn, AnExceptionInsideAScopeLeavesRoomForTheNext) {
   Net net = make_net();
   OffloadOptions options = quarter();
   options.granularity = Granularity::kBlock;
-  options.budget = bytes_of(*net->block(0)) + net->table.nbytes() + 1_KiB;  // one block, and what is around it
+  options.budget = bytes_of(*net->block(0)) + net->table.nbytes() + 2_KiB;  // one block, and what is around it
   Offload const offload(net, options);
   for (std::size_t i = 0; i < 3; ++i) {
     auto const broken = [&] {
@@ -413,6 +413,7 @@ TEST_P(OffloadOn, TwoThreadsRunOneModel) {
     std::vector<std::jthread> threads;
     for (at::Tensor& result : out) {
       threads.emplace_back([&] {
+        at::init_num_threads();
         c10::NoGradGuard const no_grad;
         result = net->forward(x_);
       });

@@ -1,4 +1,4 @@
-"""`cmake --install` gives a package that a C++ project outside the tree builds against, and that runs without Python."""
+"""`cmake --install` gives a package that a C++ project outside the tree builds against and runs without Python."""
 
 from __future__ import annotations
 
@@ -130,3 +130,18 @@ def test_a_wrong_use_ends_in_one_line_and_not_in_an_abort(consumer: Path, tmp_pa
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "nothing" in done.stderr
+
+
+def test_the_readme_program_stays_within_its_budget(consumer: Path) -> None:
+    program = ROOT / "build" / "dev" / "examples" / "budget"
+    said = run([program, consumer / "data" / "script.pt", "cpu", "512KiB"])
+    peak, weights = map(int, re.findall(r"(\d+) bytes at most, of (\d+)", said)[0])
+    assert 0 < peak <= 512 << 10 < weights
+
+
+def test_the_code_in_the_documentation_is_that_of_the_examples() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "examples" / "cpp").iterdir() if path.is_file())
+    page = (ROOT / "docs" / "cpp.md").read_text()
+    blocks = re.findall(r"^```(?:cpp|cmake)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 7
+    assert [block for block in blocks if block not in sources] == []
