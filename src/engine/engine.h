@@ -325,6 +325,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Bytes> resize_to_;
   std::uint64_t clock_ = 0;  // counts uses
   std::optional<plan::GroupIndex> last_group_;
+  bool last_by_operator_ = false;  // the latest use was one operator's: the next may want the same group at once
   std::vector<plan::GroupIndex> planned_order_;
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release

@@ -264,10 +264,12 @@ void Engine::prefetch() {
   std::array<plan::GroupIndex, plan::kLookAhead> upcoming{};
   std::size_t count = order_.upcoming(upcoming);
   std::vector<plan::GroupIndex> sooner;
-  if (count == 0 && order_.uses() <= groups_.size()) {
-    // The first pass: the order in which the model declares its modules is the best guess there is, and that the group
-    // used last may be used again at once.
-    sooner.push_back(*last_group_);
+  bool const first_pass = count == 0 && order_.uses() <= groups_.size();
+  if (first_pass || last_by_operator_) {
+    sooner.push_back(*last_group_);  // may be used again at once
+  }
+  if (first_pass) {
+    // The order in which the model declares its modules is the best guess there is.
     for (plan::GroupIndex g = *last_group_ + 1; g < groups_.size() && count < upcoming.size(); ++g) {
       upcoming[count++] = g;
     }

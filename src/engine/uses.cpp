@@ -77,6 +77,7 @@ void Engine::begin(plan::ModuleIndex module) {
   bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
   note_resting(rested);
+  last_by_operator_ = false;
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
 
@@ -105,6 +106,7 @@ void Engine::begin_use(std::span<plan::GroupIndex const> groups, std::vector<pla
   bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = plan::kNoModule, .groups = kept, .single = groups.front()});
   note_resting(rested);
+  last_by_operator_ = kept == nullptr;
 }
 
 void Engine::end(plan::ModuleIndex module) noexcept {

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import noria
+import noria.sim
 from noria.bench.overhead import SLOWER, block_seconds
-
-from .conftest import forget_the_last_failure
 
 
 def hooks_of(module: nn.Module) -> dict[str, int]:
@@ -51,6 +50,5 @@ def test_hooks_are_found_where_there_are_some() -> None:
     assert hooks_of(model) == {}
 
 
-def test_fifty_blocks_take_at_most_a_tenth_longer_than_with_hooks() -> None:
-    forget_the_last_failure()
+def test_fifty_blocks_take_at_most_a_tenth_longer_than_with_hooks(sim: noria.sim.Simulator) -> None:
     assert block_seconds("ops") <= SLOWER * block_seconds("modules")
