@@ -102,7 +102,8 @@ class Offload {
   Offload(torch::nn::Module const& module, OffloadOptions const& options);
   /// Runs the module straight from its safetensors files, without a second copy in host memory. The checkpoint's values
   /// replace what the parameters hold; they may be emptied (empty_weights) or on meta. Every parameter must be there
-  /// under its dotted name, in the same shape and dtype, else IntegrityError; buffers need not.
+  /// under its dotted name, in the same shape, else IntegrityError; buffers need not. Floating-point types are
+  /// converted.
   Offload(torch::nn::Module const& module, Checkpoint const& checkpoint, OffloadOptions const& options);
   /// TorchScript, loaded and not frozen. Kernels that its compiler fuses are no operators: a weight that only such a
   /// kernel reads raises. Switch fusion off with torch::jit::setGraphExecutorOptimize(false).

@@ -24,6 +24,7 @@ __all__: list[str] = [
     "ShardSet",
     "TensorTable",
     "component_folder",
+    "converts",
     "detach_to_home",
     "device_backend",
     "evicted_prefix",
@@ -44,6 +45,7 @@ __all__: list[str] = [
     "set_log_sink",
     "torch_minor",
     "usable_device_types",
+    "write_trace",
 ]
 
 class DeviceBackend:
@@ -117,7 +119,8 @@ class Engine:
                 typing.SupportsInt | typing.SupportsIndex,
                 typing.SupportsInt | typing.SupportsIndex,
                 typing.SupportsInt | typing.SupportsIndex,
-                typing.SupportsInt | typing.SupportsIndex,
+                str,
+                str,
             ]
         ],
     ) -> None: ...
@@ -203,6 +206,11 @@ class ModuleHook:
     def watch(self, registry: dict, key: typing.Any) -> None: ...
 
 def component_folder(component: str) -> str: ...
+def converts(stored: str, wanted: str) -> bool:
+    """
+    Whether tensors of one safetensors dtype can become another on load.
+    """
+
 def detach_to_home(tensor: torch.Tensor) -> None:
     """
     The tensor, on the cpu, goes on with the bytes of its host home.
@@ -220,9 +228,11 @@ def holds_bytes_of(
     file: typing.SupportsInt | typing.SupportsIndex,
     offset: typing.SupportsInt | typing.SupportsIndex,
     tensor: torch.Tensor,
+    stored: str,
+    wanted: str,
 ) -> bool:
     """
-    Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor.
+    Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.
     """
 
 def is_managed(tensor: torch.Tensor) -> bool: ...
@@ -257,6 +267,15 @@ def ring_bytes(table: TensorTable, grouping: Grouping, depth: typing.SupportsInt
 def says_out_of_memory(device_type: str, message: str) -> bool: ...
 def set_log_sink(sink: collections.abc.Callable) -> None: ...
 def usable_device_types() -> list[str]: ...
+def write_trace(
+    path: str,
+    slices: collections.abc.Sequence[
+        tuple[str, str, typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+    ],
+) -> None:
+    """
+    Writes the slices of stop_trace() as Chrome-trace JSON, which Perfetto opens.
+    """
 
 NO_MODULE: int = 4294967295
 NO_PAGE: int = 4294967295

@@ -50,6 +50,8 @@ def install(module: nn.Module, offload: Offload) -> None:
     """Gives `module` its behaviour while it is managed."""
     this = weakref.ref(module)
     module.__dict__["_noria_offload"] = offload
+    if isinstance(module, torch.jit.ScriptModule):
+        return  # compiled: it takes no hooks, and the operator net serves it
     module.__dict__["__deepcopy__"] = lambda memo: _deepcopy(this(), memo)
     module.__dict__["__reduce_ex__"] = lambda protocol: _reduce(this(), protocol)
     module.__dict__["_apply"] = lambda fn, recurse=True: _apply(this(), fn, recurse)
@@ -117,7 +119,37 @@ def _cpu_version(tensor: torch.Tensor, hosts: _C.HostTensors, *, own_memory: boo
     return host  # type: ignore[no-any-return]
 
 
+def _plain(module: Any) -> nn.Module:
+    """A module that was never managed, with the state of `module`: its tensors on the cpu over their host homes."""
+    offload: Offload = module._noria_offload
+    state = _plain_state(module)
+    for name in ("_parameters", "_buffers"):
+        replaced = {}
+        for key, tensor in state[name].items():
+            if must_come_home(tensor):
+                # One object per tensor for as long as somebody holds it: tied weights stay tied.
+                known = offload._pickled.get(id(tensor))
+                if known is None:
+                    known = _cpu_version(tensor, offload._host_tensors(), own_memory=False)
+                    offload._pickled[id(tensor)] = known
+                tensor = known
+            replaced[key] = tensor
+        state[name] = replaced
+    plain = copy_new(type(module))
+    plain.__dict__.update(state)
+    return plain
+
+
+def _copies_itself(cls: type[nn.Module]) -> bool:
+    names = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__")
+    return any(getattr(cls, name, None) is not getattr(nn.Module, name, None) for name in names)
+
+
 def _deepcopy(module: Any, memo: dict[int, Any]) -> nn.Module:
+    if _copies_itself(type(module)):
+        own: nn.Module = copy.deepcopy(_plain(module), memo)
+        memo[id(module)] = own
+        return own
     hosts = _C.HostTensors()
     new = copy_new(type(module))
     memo[id(module)] = new
@@ -127,26 +159,12 @@ def _deepcopy(module: Any, memo: dict[int, Any]) -> nn.Module:
         if id(tensor) not in memo and must_come_home(tensor):
             memo[id(tensor)] = _cpu_version(tensor, hosts, own_memory=True)
             memo[id(memo)] = [*memo.get(id(memo), []), tensor]  # keeps the id taken, as copy.deepcopy does
-    new.__dict__.update(copy.deepcopy(state, memo))
+    new.__setstate__(copy.deepcopy(state, memo))
     return new
 
 
-def _reduce(module: Any, protocol: int) -> tuple[Any, ...]:
-    offload: Offload = module._noria_offload
-    state = _plain_state(module)
-    for name in ("_parameters", "_buffers"):
-        replaced = {}
-        for key, tensor in state[name].items():
-            if must_come_home(tensor):
-                # One object per tensor for as long as the pickler holds it: tied weights stay tied.
-                known = offload._pickled.get(id(tensor))
-                if known is None:
-                    known = _cpu_version(tensor, offload._host_tensors(), own_memory=False)
-                    offload._pickled[id(tensor)] = known
-                tensor = known
-            replaced[key] = tensor
-        state[name] = replaced
-    return (copy_new, (type(module),), state)
+def _reduce(module: Any, protocol: int) -> Any:
+    return _plain(module).__reduce_ex__(protocol)
 
 
 def copy_new(cls: type[nn.Module]) -> nn.Module:
@@ -162,12 +180,15 @@ def _apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: boo
         probe = torch.empty(0, dtype=torch.float32, device=device)
         wanted = fn(probe)
         half = fn(torch.empty(0, dtype=torch.float16, device=device))
+        image = torch.empty(1, 2, 2, 2, device=device)
+        same_format = fn(image).stride() == image.stride()
     same_dtype = wanted.dtype == torch.float32 and half.dtype == torch.float16
-    if same_dtype and wanted.device == device:
+    if same_dtype and same_format and wanted.device == device:
         return module  # type: ignore[no-any-return]
     if module not in offload.roots:
         raise RuntimeError(
-            "this module is a part of a model offloaded by noria, and cannot change its device or dtype by itself; "
+            "this module is a part of a model offloaded by noria, and cannot change its device, dtype or memory format "
+            "by itself; "
             "change the whole model, or end offloading with remove() first"
         )
     settings = offload._settings
@@ -179,7 +200,8 @@ def _apply(module: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: boo
                 dtype_of=lambda dtype: fn(torch.empty(0, dtype=dtype, device=device)).dtype,
             )
     offload.remove("cpu")
-    nn.Module._apply(module, fn, recurse)
+    # One weight at a time: all of them may be more than the device holds.
+    nn.Module._apply(module, (lambda t: fn(t).cpu()) if wanted.device == device else fn, recurse)
     if wanted.device == device:
         settings.enable(offload, dict(zip(offload.root_names, offload.roots, strict=True)))
     return module  # type: ignore[no-any-return]

@@ -109,11 +109,19 @@ class Model:
             self._walk(root, name, _C.NO_MODULE)
         converted: dict[int, torch.Tensor] = {}
         for slot in self.slots:
+            if isinstance(slot.tensor, nn.parameter.UninitializedTensorMixin):
+                raise ValueError(f"'{slot.name}' has no shape yet; call the model once before it is offloaded")
             for path, tensor in inner_tensors(slot.tensor):
                 if dtype_of is not None:
                     tensor = _without_bytes(tensor, dtype_of(tensor.dtype), converted)
                 slot.leaves.append(Leaf(path, self.table.add(tensor, slot.name)))
         self.table.find_pages()
+        for name, root in roots.items():
+            if isinstance(root, torch.jit.ScriptModule) and not [*root.parameters(), *root.buffers()]:
+                raise ValueError(
+                    f"the TorchScript module {name or type(root).__name__} has no weights; torch.jit.freeze makes "
+                    "constants of them, which cannot be offloaded: offload the module that was frozen"
+                )
 
     def _walk(self, module: nn.Module, name: str, parent: int) -> None:
         if id(module) in self._index:  # registered under a second name
@@ -198,6 +206,21 @@ class Model:
                 repoint(slot, slot.tensor.detach().to(device))
 
 
+def _assign_data(old: torch.Tensor, new: torch.Tensor) -> None:
+    conjugate, negative = new.is_conj(), new.is_neg()
+    # PyTorch would resolve such views before the assignment, and read their bytes for it.
+    for tensor in (old, new):
+        if conjugate:
+            torch._C._set_conj(tensor, False)
+        if negative:
+            torch._C._set_neg(tensor, False)
+    old.data = new
+    if conjugate:
+        torch._C._set_conj(old, True)
+    if negative:
+        torch._C._set_neg(old, True)
+
+
 def repoint(slot: Slot, new: torch.Tensor) -> None:
     """Gives a registered tensor other contents, keeping the object that the program holds."""
     old = slot.tensor
@@ -211,6 +234,6 @@ def repoint(slot: Slot, new: torch.Tensor) -> None:
             replacement = new if slot.is_buffer else nn.Parameter(new, requires_grad=old.requires_grad)
             torch.utils.swap_tensors(old, replacement)
         else:
-            old.data = new
+            _assign_data(old, new)
             if old.grad is not None and old.grad.device != new.device:
                 old.grad.data = old.grad.data.to(new.device)

@@ -95,7 +95,7 @@ class FileHomes:
         return None
 
     def check(self, model: Model) -> None:
-        """Every tensor on meta must be in the checkpoint, with the same shape and dtype.
+        """Every tensor on meta must be in the checkpoint, with the same shape. Floating-point types are converted.
 
         Raises:
             IntegrityError: names what is missing or differs.
@@ -122,10 +122,11 @@ class FileHomes:
                 raise IntegrityError(
                     f"'{slot.name}' is {list(slot.tensor.shape)} in the model and {shape} in the checkpoint"
                 )
-            if dtype != _DTYPES.get(slot.tensor.dtype):
+            wanted = _DTYPES.get(slot.tensor.dtype, "")
+            if dtype != wanted and not _C.converts(dtype, wanted):
                 raise IntegrityError(
-                    f"'{slot.name}' is {slot.tensor.dtype} in the model and {dtype} in the checkpoint; build the model "
-                    "with the checkpoint's dtype"
+                    f"'{slot.name}' is {slot.tensor.dtype} in the model and {dtype} in the checkpoint, and only "
+                    "floating-point types are converted; build the model with the checkpoint's dtype"
                 )
             if not slot.tensor.is_contiguous():
                 raise IntegrityError(
@@ -160,7 +161,7 @@ class FileHomes:
             slot, entry = self._find(slots)
             from_file = slots[0].tensor.is_meta or self.authoritative
             if entry is not None and (from_file or self._same(slot.tensor, entry)):
-                extents.append((page, entry[2], entry[3], entry[4]))
+                extents.append((page, entry[2], entry[3], entry[0], _DTYPES[slot.tensor.dtype]))
         if not extents:
             return False
         engine.give_file_home(group, self.shards, extents)
@@ -172,9 +173,10 @@ class FileHomes:
         self.authoritative = False
 
     def _same(self, tensor: torch.Tensor, entry: Any) -> bool:
-        dtype, shape, file, offset, size = entry
-        fits = list(shape) == list(tensor.shape) and dtype == _DTYPES.get(tensor.dtype) and size == tensor.nbytes
-        return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach()))
+        dtype, shape, file, offset, _ = entry
+        wanted = _DTYPES.get(tensor.dtype, "")
+        fits = list(shape) == list(tensor.shape) and (dtype == wanted or _C.converts(dtype, wanted))
+        return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach(), dtype, wanted))
 
 
 class ManyHomes:
@@ -277,6 +279,10 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise TypeError(f"noria.load takes an nn.Module, and got a {type(model_on_meta).__name__}")
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
+    if options.pop("disk", None) not in (None, "checkpoint"):
+        raise ValueError(
+            "noria.load streams from the checkpoint itself; disk=FOLDER, a copy of the weights, is for noria.offload"
+        )
     prefix = getattr(model_on_meta, "base_model_prefix", "")
     homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
     homes.authoritative = True

@@ -352,6 +352,9 @@ class Offload:
 
     def remove(self, device: str | torch.device = "cpu") -> None:
         """Ends offloading: the original parameter objects, with their values, on `device`. Safe twice."""
+        wanted = torch.device(device)
+        if wanted.type != "meta":
+            with_index(wanted)  # one that is not here is refused while nothing has happened yet
         if self._removed:
             return
         self._removed = True
@@ -360,7 +363,6 @@ class Offload:
         except BaseException:
             self._removed = False  # what is not home yet can be asked for again
             raise
-        wanted = torch.device(device)
         for root in self.roots:
             tensors = [*root.parameters(), *root.buffers()]
             if any(tensor.device != wanted for tensor in tensors):
@@ -417,7 +419,8 @@ class Offload:
         for index, module in enumerate(model.modules):
             _managed.install(module, self)
             needs = grouping.needs[index]
-            if self._settings.trigger != "modules" or (not needs and id(module) not in roots):
+            compiled = isinstance(module, torch.jit.ScriptModule)
+            if compiled or self._settings.trigger != "modules" or (not needs and id(module) not in roots):
                 continue
             unmoved = set(self._settings.unmoved_kwargs) if id(module) in roots else set()
             hook = _C.ModuleHook(self._engine, index, self._refresh, unmoved)
@@ -427,6 +430,7 @@ class Offload:
                     entries = [
                         (registry, key)
                         for registry in (child._parameters, child._buffers, child._modules)
+                        if isinstance(registry, dict)  # those of a compiled module are not
                         for key, value in registry.items()
                         if value is not None
                     ]

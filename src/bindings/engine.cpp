@@ -78,17 +78,28 @@ void write_trace(std::string const& path,
   write_chrome_trace(path, out);
 }
 
-bool holds(File const& file, Bytes offset, at::Tensor const& tensor) {
+std::optional<Conversion> conversion_between(std::string const& stored, std::string const& wanted) {
+  if (stored == wanted) {
+    return std::nullopt;
+  }
+  return Conversion{.from = floating_type(stored).value(), .to = floating_type(wanted).value()};
+}
+
+/// Whether the tensor's bytes are those of the file, converted where it says so.
+bool holds(std::shared_ptr<SourceFile const> const& file, Bytes offset, at::Tensor const& tensor,
+           std::optional<Conversion> const& conversion) {
   if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
     return false;
   }
   auto const* const bytes = static_cast<std::byte const*>(tensor.const_data_ptr());
   constexpr Bytes kChunk = Bytes{4} << 20U;
   std::vector<std::byte> chunk(std::min<Bytes>(kChunk, tensor.nbytes()));
+  FileExtent extent{.file = file, .file_offset = offset, .conversion = conversion};
   for (Bytes done = 0; done < tensor.nbytes(); done += chunk.size()) {
-    std::span<std::byte> const part(chunk.data(), std::min<Bytes>(chunk.size(), tensor.nbytes() - done));
-    file.read_exact(offset + done, part);
-    if (std::memcmp(part.data(), bytes + done, part.size()) != 0) {
+    extent.bytes = std::min<Bytes>(chunk.size(), tensor.nbytes() - done);
+    extent.read_exact(chunk.data());
+    extent.file_offset += extent.file_bytes();
+    if (std::memcmp(chunk.data(), bytes + done, extent.bytes) != 0) {
       return false;
     }
   }
@@ -202,6 +213,13 @@ void init_engine(py::module_& m) {
   m.def("make_groups", &make_groups, py::arg("modules"), py::arg("table"), py::arg("granularity"),
         py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
 
+  m.def(
+      "converts",
+      [](std::string const& stored, std::string const& wanted) {
+        return floating_type(stored).has_value() && floating_type(wanted).has_value();
+      },
+      py::arg("stored"), py::arg("wanted"), "Whether tensors of one safetensors dtype can become another on load.");
+
   py::class_<ShardSet, std::shared_ptr<ShardSet>>(m, "ShardSet")
       .def_static(
           "open",
@@ -242,12 +260,14 @@ void init_engine(py::module_& m) {
       .def(
           "give_file_home",
           [](Engine& engine, plan::GroupIndex group, ShardSet const& shards,
-             std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, Bytes>> const& parts) {
+             std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, std::string, std::string>> const& parts) {
             std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
             extents.reserve(parts.size());
-            for (auto const& [page, file, offset, bytes] : parts) {
-              extents.emplace_back(page,
-                                   FileExtent{.file = shards.files()[file], .file_offset = offset, .bytes = bytes});
+            for (auto const& [page, file, offset, stored, wanted] : parts) {
+              extents.emplace_back(page, FileExtent{.file = shards.files()[file],
+                                                    .file_offset = offset,
+                                                    .bytes = engine.page(page).bytes(),
+                                                    .conversion = conversion_between(stored, wanted)});
             }
             engine.give_file_home(group, std::move(extents));
           },
@@ -315,11 +335,14 @@ void init_engine(py::module_& m) {
   m.def("component_folder", &component_folder, py::arg("component"));
   m.def(
       "holds_bytes_of",
-      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& tensor) {
-        return holds(shards.files()[file]->file(), offset, tensor);
+      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& tensor, std::string const& stored,
+         std::string const& wanted) {
+        return holds(shards.files()[file], offset, tensor, conversion_between(stored, wanted));
       },
-      "Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor.", py::arg("shards"),
-      py::arg("file"), py::arg("offset"), py::arg("tensor"));
+      "Whether the file holds, from `offset` on, the bytes of a contiguous cpu tensor, converted from dtype `stored` "
+      "to "
+      "`wanted`.",
+      py::arg("shards"), py::arg("file"), py::arg("offset"), py::arg("tensor"), py::arg("stored"), py::arg("wanted"));
 
   py::class_<HostTensors, std::shared_ptr<HostTensors>>(m, "HostTensors")
       .def(py::init<>())

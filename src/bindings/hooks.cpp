@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "bindings/topics.h"
+#include "core/log.h"
 #include "engine/engine.h"
 #include "engine/net.h"
 
@@ -99,6 +100,38 @@ class InputMover {
   c10::Device device_;
   bool moved_ = false;
 };
+
+/// Calls `visit` with each module whose call is on the calling thread's Python stack, innermost first.
+template <typename Visit>
+void for_each_running(Visit&& visit) {
+  py::object frame = py::module_::import("sys").attr("_getframe")();
+  while (!frame.is_none()) {
+    if (py::cast<std::string>(frame.attr("f_code").attr("co_name")) == "_call_impl") {
+      py::dict const locals = frame.attr("f_locals");
+      if (locals.contains("self")) {
+        visit(py::object(locals["self"]));
+      }
+    }
+    frame = frame.attr("f_back");
+  }
+}
+
+/// True as well when the interpreter cannot be asked: then nothing is taken away.
+bool any_runs(Engine const& engine) {
+  try {
+    py::gil_scoped_acquire const interpreter;
+    bool runs = false;
+    for_each_running([&](py::handle module) {
+      py::object const offload = py::getattr(module, "_noria_offload", py::none());
+      py::object const owner = offload.is_none() ? py::none() : py::getattr(offload, "_engine", py::none());
+      runs = runs || (!owner.is_none() && py::cast<Engine const*>(owner) == &engine);
+    });
+    return runs;
+  } catch (std::exception const& error) {
+    log(LogLevel::kDebug, std::string("could not look for running modules: ") + error.what());
+    return true;
+  }
+}
 
 class ModuleHook {
  public:
@@ -204,15 +237,7 @@ class ModuleHook {
   /// hooks by. It calls itself once for each frame of Module._call_impl that has it as its first argument.
   void reclaim_interrupted(py::handle module, std::vector<plan::ModuleIndex> const& open) {
     std::size_t running = 0;
-    py::object frame = py::module_::import("sys").attr("_getframe")();
-    while (!frame.is_none()) {
-      py::object const code = frame.attr("f_code");
-      if (py::cast<std::string>(code.attr("co_name")) == "_call_impl") {
-        py::dict const locals = frame.attr("f_locals");
-        running += locals.contains("self") && py::object(locals["self"]).is(module) ? 1 : 0;
-      }
-      frame = frame.attr("f_back");
-    }
+    for_each_running([&](py::handle other) { running += other.is(module) ? 1 : 0; });
     // One frame is the call that this hook precedes.
     std::size_t const nested = running > 0 ? running - 1 : 0;
     std::size_t seen = 0;
@@ -257,6 +282,7 @@ class ModuleHook {
 }  // namespace
 
 void init_hooks(py::module_& m) {
+  Engine::running_check() = &any_runs;
   py::class_<ModuleHook, std::shared_ptr<ModuleHook>>(m, "ModuleHook")
       .def(py::init<std::shared_ptr<Engine>, plan::ModuleIndex, py::object, py::set>(), py::arg("engine"),
            py::arg("module"), py::arg("changed"), py::arg("unmoved_kwargs"))

@@ -57,9 +57,11 @@ void check_fits(ModelTree::Tensor const& weight, TensorEntry const& entry) {
   if (!same_shape) {
     differs(in_brackets(tensor.sizes()) + " in the model and " + in_brackets(entry.shape) + " in the checkpoint");
   }
-  if (dtype_name(tensor.scalar_type()) != entry.dtype) {
+  if (std::string_view const wanted = dtype_name(tensor.scalar_type());
+      wanted != entry.dtype && !(floating_type(entry.dtype) && floating_type(wanted))) {
     differs(std::string(c10::toString(tensor.scalar_type())) + " in the model and " + std::string(entry.dtype) +
-            " in the checkpoint; build the model with the checkpoint's dtype");
+            " in the checkpoint, and only floating-point types are converted; build the model with the checkpoint's "
+            "dtype");
   }
   if (!tensor.is_contiguous()) {
     differs(
@@ -96,11 +98,19 @@ void give_memory(at::Tensor const& tensor) {
   storage->clear_data_ptr_access_error_msg_();
 }
 
-void read(ShardSet const& shards, ShardTensor const& source, at::Tensor const& target) {
+/// The part of its file that a tensor of the model is made from.
+FileExtent extent_of(ShardSet const& shards, ShardTensor const& source, at::Tensor const& target) {
+  FileExtent extent{.file = shards.files()[source.file], .file_offset = source.entry->begin, .bytes = target.nbytes()};
+  if (source.entry->dtype != dtype_name(target.scalar_type())) {
+    extent.conversion = Conversion{.from = floating_type(source.entry->dtype).value(), .to = target.scalar_type()};
+  }
+  return extent;
+}
+
+void read(FileExtent const& extent, at::Tensor const& target) {
   bool const direct = target.is_cpu() && Page::of(target.storage().unsafeGetStorageImpl()) == nullptr;
   at::Tensor const host = direct ? target : at::empty_like(target, target.options().device(at::kCPU));
-  shards.files()[source.file]->file().read_exact(source.entry->begin,
-                                                 {static_cast<std::byte*>(host.mutable_data_ptr()), host.nbytes()});
+  extent.read_exact(static_cast<std::byte*>(host.mutable_data_ptr()));
   if (!direct) {
     target.copy_(host);
   }
@@ -139,7 +149,7 @@ CheckpointWeights::CheckpointWeights(Checkpoint const& checkpoint, ModelTree con
     Found const& found = pages_[page];
     if (found.source.entry != nullptr) {
       check_fits(model.tensors[found.tensor], *found.source.entry);
-      NORIA_CHECK(found.source.entry->bytes() == table.pages()[page].bytes, IntegrityError,
+      NORIA_CHECK(model.tensors[found.tensor].tensor.nbytes() == table.pages()[page].bytes, IntegrityError,
                   "'" + model.tensors[found.tensor].name +
                       "' is a part of a larger tensor of the model; offload it from memory");
     } else if (!optional[page] && missing_count++ < kShown) {
@@ -152,13 +162,12 @@ CheckpointWeights::CheckpointWeights(Checkpoint const& checkpoint, ModelTree con
   NORIA_CHECK(missing_count == 0, IntegrityError, "the checkpoint has no " + missing);
 }
 
-bool CheckpointWeights::give_home(Engine& engine, TensorTable& table, plan::GroupIndex group) const {
+bool CheckpointWeights::give_home(Engine& engine, ModelTree const& model, TensorTable& table,
+                                  plan::GroupIndex group) const {
   std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
   for (plan::PageIndex page : engine.group_pages(group)) {
     if (ShardTensor const& source = pages_[page].source; source.entry != nullptr) {
-      extents.emplace_back(page, FileExtent{.file = shards_->files()[source.file],
-                                            .file_offset = source.entry->begin,
-                                            .bytes = source.entry->bytes()});
+      extents.emplace_back(page, extent_of(*shards_, source, model.tensors[pages_[page].tensor].tensor));
       table.leave_home(page);
     }
   }
@@ -189,9 +198,8 @@ void load_weights(torch::nn::Module const& module, Checkpoint const& checkpoint)
     if (has_no_values(target)) {
       give_memory(target);
     }
-    read(weights.shards(), found.source, target);
+    read(extent_of(weights.shards(), found.source, target), target);
   }
-  weights.shards().check_unchanged();
 }
 
 }  // namespace noria

@@ -23,12 +23,12 @@ bool has_no_values(at::Tensor const& tensor);
 class CheckpointWeights {
  public:
   /// `table` is the model's. Throws IntegrityError that names the parameters that the checkpoint lacks or holds in
-  /// another shape or dtype.
+  /// another shape, or in a dtype that cannot become theirs.
   CheckpointWeights(Checkpoint const& checkpoint, ModelTree const& model, TensorTable const& table);
 
   /// Makes the files the home of a group, as far as they hold it. False when they hold none of it. Its pages need no
   /// bytes from memory then.
-  bool give_home(Engine& engine, TensorTable& table, plan::GroupIndex group) const;
+  bool give_home(Engine& engine, ModelTree const& model, TensorTable& table, plan::GroupIndex group) const;
 
   struct Found {
     std::size_t tensor = 0;  ///< of the model

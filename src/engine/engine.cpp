@@ -45,6 +45,11 @@ std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages
   return costs;
 }
 
+Engine::RunningCheck& Engine::running_check() {
+  static RunningCheck check = nullptr;
+  return check;
+}
+
 Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
     : id_(next_engine_id()),
       options_(options),
@@ -196,17 +201,34 @@ void Engine::give_memory_home(plan::GroupIndex group) {
 
 void Engine::give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents) {
   std::vector<FileExtent> placed;
+  std::vector<MemoryPart> parts;
   placed.reserve(extents.size());
   for (auto& [page, extent] : extents) {
     NORIA_ASSERT(pages_[page]->group() == group && extent.bytes == pages_[page]->bytes(), "an extent is a whole page");
     extent.group_offset = pages_[page]->offset();
-    placed.push_back(std::move(extent));
+    if (extent.conversion && extent.file_offset % c10::elementSize(extent.conversion->from) != 0) {
+      // Reads are cut at multiples of the element's size in the file; this one's elements stand across them.
+      parts.push_back({.block = HostBlock::pageable(extent.bytes), .group_offset = extent.group_offset});
+      extent.read_exact(parts.back().block->data());
+    } else {
+      placed.push_back(std::move(extent));
+    }
+  }
+  if (placed.empty()) {
+    give_memory_home(group);
+    for (plan::PageIndex page : groups_[group].pages) {
+      auto const part = std::ranges::find(parts, pages_[page]->offset(), &MemoryPart::group_offset);
+      if (part != parts.end()) {
+        fill_home(page, part->block->data());
+      }
+    }
+    return;
   }
   std::ranges::sort(placed, {}, [](FileExtent const& e) { return std::pair(e.file.get(), e.file_offset); });
-  std::vector<MemoryPart> parts;
   for (plan::PageIndex page : groups_[group].pages) {
     Bytes const offset = pages_[page]->offset();
-    if (std::ranges::find(placed, offset, &FileExtent::group_offset) == placed.end()) {
+    if (std::ranges::find(placed, offset, &FileExtent::group_offset) == placed.end() &&
+        std::ranges::find(parts, offset, &MemoryPart::group_offset) == parts.end()) {
       parts.push_back({.block = HostBlock::pageable(pages_[page]->bytes()), .group_offset = offset});
     }
   }
@@ -265,7 +287,7 @@ void Engine::allocate_arena() {
     }
   }
   peak_arena_bytes_ = std::max(peak_arena_bytes_, arena_bytes_);
-  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+  empty_ring();
 }
 
 std::byte* Engine::device_address(plan::GroupIndex group) const {
@@ -315,7 +337,7 @@ void Engine::evict_all() {
       vacate(g);
     }
   }
-  ring_.clear();
+  empty_ring();
   drain();
 }
 
@@ -327,7 +349,7 @@ void Engine::resize(Bytes budget) {
                   " (" + std::to_string(smallest.bytes) + " bytes): " + describe_need(smallest.largest),
               smallest.bytes);
   resize_to_ = budget;
-  if (users_ == 0) {
+  if (users_ == 0 && holds_ == 0) {
     apply_resize();
   }
 }
@@ -360,7 +382,7 @@ void Engine::apply_resize() {
   }
   auto const take = [&](Bytes budget) {
     options_.budget = budget;
-    ring_.clear();
+    empty_ring();
     plan_residency();
     allocate_arena();
   };
@@ -413,9 +435,10 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
   for (FileExtent const& extent : group.home.extents()) {
     if (extent.group_offset <= page.offset() && page.offset() < extent.group_offset + extent.bytes) {
       BlockingRegion const region;
-      Bytes const begin = extent.file_offset + (page.offset() - extent.group_offset);
-      extent.file->file().read_exact(begin, {copy->data(), page.bytes()});
-      extent.file->file().check_unchanged();
+      FileExtent own = extent;  // one that is converted is a whole page
+      own.file_offset += page.offset() - extent.group_offset;
+      own.bytes = page.bytes();
+      own.read_exact(copy->data());
     }
   }
   *data = copy->data();
@@ -468,7 +491,7 @@ void Engine::stop() {
     groups_[g].place = Place::kEvicted;
     groups_[g].open = false;
   }
-  ring_.clear();
+  empty_ring();
   {
     BlockingRegion const region;
     backend_.synchronize();

@@ -24,6 +24,7 @@
 #include "plan/order.h"
 #include "plan/ranges.h"
 #include "plan/residency.h"
+#include "plan/ring_policy.h"
 #include "plan/steady_pass.h"
 
 namespace noria {
@@ -107,17 +108,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_failed_begin(plan::ModuleIndex module);
   /// Modules of the calling thread's uses, outermost first.
   [[nodiscard]] std::vector<plan::ModuleIndex> uses_of_this_thread() const;
-  /// As begin, for one group and no module; the operator net's.
-  void begin_group(plan::GroupIndex group);
+  /// As begin, for groups that are used together by no module: an operator's. None of them when it throws.
+  void begin_groups(std::span<plan::GroupIndex const> groups);
   void end_group(plan::GroupIndex group) noexcept;
-  /// As begin, for these groups at once, at least one, and no module; an explicit scope's. `groups` stays where it is
-  /// until end_groups() with it on the same thread.
-  void begin_groups(std::vector<plan::GroupIndex> const& groups);
-  void end_groups(std::vector<plan::GroupIndex> const& groups) noexcept;
-  /// These groups are on the device and their addresses hold until let_go() on the same thread. Between passes the
-  /// budget is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
+  /// These groups are on the device and their addresses hold until let_go(), on any thread. Between passes the budget
+  /// is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
   void let_go(std::vector<plan::GroupIndex> const& groups) noexcept;
+  /// Says whether a module of the engine is running on the calling thread; called without the engine's lock. Installed
+  /// once by the bindings, who know the interpreter's frames.
+  using RunningCheck = bool (*)(Engine const&);
+  static RunningCheck& running_check();
   /// Between start() and stop(): outside, operators on closed pages are none of ours.
   [[nodiscard]] bool running() const { return running_; }
   /// True when the calling thread holds a use of the group.
@@ -216,6 +217,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
     double stall_seconds = 0.0;
   };
 
+  /// Note [Parts]
+  /// A group that is to come next and finds no place yet comes piece by piece: what is free of its place now, the rest
+  /// as others go. So the link works beside computation also where two large neighbours do not fit the ring together.
+  /// Until it is whole the group counts as evicted; whoever needs it while its place is still taken starts afresh
+  /// elsewhere.
+  struct PartLoad {
+    plan::GroupIndex group = 0;
+    Bytes begin = 0;  // of the piece that it has, in the ring
+    Bytes end = 0;
+  };
+
   struct PendingSlice {
     std::string name;
     char const* row;
@@ -229,13 +241,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_residency();
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  [[noreturn]] void throw_no_room(plan::GroupIndex group) const;
   void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
-  /// The calling thread has other uses now; it `rested` before.
-  void note_resting(bool rested) noexcept;
   void wait_for_release(std::unique_lock<std::mutex>& lock);
-  void end_hold(plan::GroupIndex group) noexcept;
+  /// As acquire, with the calling thread among the users.
+  void acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  /// Ends uses of the calling thread whose modules are not running any more. True when there were some.
+  bool reclaim_interrupted(std::unique_lock<std::mutex>& lock);
   /// After a failure between evictions and their consequence: the ring knows again what stands in it.
   void forget_evicted() noexcept;
   /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. Where the ring is too
@@ -243,12 +257,20 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// do.
   bool compact(std::span<plan::GroupIndex const> wanted);
   bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
-  [[nodiscard]] std::optional<Bytes> find_place(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner,
-                                                bool demanded);
+  [[nodiscard]] std::optional<Bytes> find_place(plan::RoomRequest const& request);
+  /// See Note [Parts]. What can be had for a group that has no piece of its place yet, or more for one that has. True
+  /// when it is whole then.
+  bool load_piece(plan::RoomRequest const& request);
+  [[nodiscard]] bool comes_in_part(plan::GroupIndex group) const { return part_ && part_->group == group; }
+  /// Gives away what stood in a place that has been taken. When that fails the ring is again as it was `before`.
+  void vacate_all(std::span<plan::GroupIndex const> evicted, plan::RangeMap const& before);
+  [[nodiscard]] plan::Tenant tenant(plan::GroupIndex group) const;
   void copy_in(plan::GroupIndex group);
   void copy_staged(plan::GroupIndex group, c10::Stream stream);
-  /// Copies to the group's place, timed while tracing or measuring, and marks it ready.
-  void copy_from(plan::GroupIndex group, std::byte const* source, c10::Stream stream);
+  /// Copies the bytes of the group from `begin` to `end` to its place, timed while tracing or measuring, and marks it
+  /// ready.
+  void copy_from(plan::GroupIndex group, std::byte const* source, Bytes begin, Bytes end, c10::Stream stream);
+  void verify_load(plan::GroupIndex group);
   /// @name Reads from files. See Note [Reads]
   /// @{
   [[nodiscard]] bool passes_staging(plan::GroupIndex group) const;
@@ -291,11 +313,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool read_measurements();
   void stop_measuring();
   void take_plan(plan::Residency residency);
+  /// Nothing stands in the ring, whose size is what residents leave.
+  void empty_ring();
   void end_uses_from(std::size_t first) noexcept;
-  /// Takes the lock itself, as end_use() does. `kept` is where the groups stay, null for one alone.
-  void begin_use(std::span<plan::GroupIndex const> groups, std::vector<plan::GroupIndex> const* kept);
-  /// `found` is a place in the calling thread's uses, or past them.
-  void end_use(std::size_t found) noexcept;
   void finish_entry() noexcept;
   void read_stalls();
   Event timing_event();
@@ -318,6 +338,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Bytes arena_bytes_ = 0;
   Bytes peak_arena_bytes_ = 0;
   plan::RangeMap ring_;
+  std::optional<PartLoad> part_;
   plan::UseOrder order_;
   // The device's default stream until start() takes new ones; unused where async_ is off.
   c10::Stream in_stream_;
@@ -325,14 +346,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Bytes> resize_to_;
   std::uint64_t clock_ = 0;  // counts uses
   std::optional<plan::GroupIndex> last_group_;
-  bool last_by_operator_ = false;  // the latest use was one operator's: the next may want the same group at once
+  bool last_by_module_ = false;  // else the latest use was an operator's, and the next may want its group at once
   std::vector<plan::GroupIndex> planned_order_;
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release
   std::uint64_t releases_ = 0;
-  std::size_t resting_ = 0;  // threads that hold() and use nothing else
-  std::size_t holds_ = 0;    // of all groups
-  std::size_t users_ = 0;    // threads with an open use
+  std::size_t holds_ = 0;  // of all groups
+  std::size_t users_ = 0;  // threads with an open use
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
   std::atomic<bool> running_{false};  // between start() and stop()

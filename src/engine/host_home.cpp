@@ -48,16 +48,71 @@ HostHome::HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> part
     : extents_(std::move(extents)), parts_(std::move(parts)) {
   std::vector<ReadPiece> pieces;
   pieces.reserve(extents_.size());
+  bool const converts = std::ranges::any_of(extents_, [](FileExtent const& e) { return e.conversion.has_value(); });
+  std::vector<Converted> table;
   for (FileExtent const& extent : extents_) {
     auto const known = std::ranges::find(files_, extent.file);
     auto const file = static_cast<std::uint32_t>(known - files_.begin());
     if (known == files_.end()) {
       files_.push_back(extent.file);
     }
-    pieces.push_back(
-        {.file = file, .offset = extent.file_offset, .length = extent.bytes, .destination = extent.group_offset});
+    Bytes const file_bytes = extent.file_bytes();
+    Bytes const begin = table.empty() ? 0 : table.back().end;
+    if (converts) {
+      table.push_back({.begin = begin,
+                       .end = begin + file_bytes,
+                       .group_offset = extent.group_offset,
+                       .conversion = extent.conversion});
+    }
+    pieces.push_back({.file = file,
+                      .offset = extent.file_offset,
+                      .length = file_bytes,
+                      .destination = converts ? begin : extent.group_offset});
+  }
+  if (converts) {
+    converted_ = std::make_shared<std::vector<Converted> const>(std::move(table));
   }
   plan_ = std::make_shared<ReadPlan const>(ReadPlan::make(pieces));
+}
+
+ReadRequest HostHome::request(std::span<std::byte> group) const {
+  ReadRequest request{.files = files_, .plan = plan_, .destination = group};
+  if (converted_) {
+    request.deliver = [table = converted_, group](Bytes place, std::span<std::byte const> bytes) {
+      deliver(*table, group.data(), place, bytes);
+    };
+  }
+  return request;
+}
+
+void HostHome::deliver(std::span<Converted const> table, std::byte* group, Bytes place,
+                       std::span<std::byte const> bytes) {
+  // Neighbours in the file may come together.
+  auto entry = std::ranges::upper_bound(table, place, {}, &Converted::begin) - 1;
+  while (!bytes.empty()) {
+    std::span<std::byte const> const part = bytes.first(std::min<Bytes>(bytes.size(), entry->end - place));
+    Bytes const skipped = place - entry->begin;
+    if (std::optional<Conversion> const& conversion = entry->conversion) {
+      Bytes const target = skipped / c10::elementSize(conversion->from) * c10::elementSize(conversion->to);
+      conversion->apply(part, group + entry->group_offset + target);
+    } else {
+      std::memcpy(group + entry->group_offset + skipped, part.data(), part.size());
+    }
+    place += part.size();
+    bytes = bytes.subspan(part.size());
+    ++entry;
+  }
+}
+
+void FileExtent::read_exact(std::byte* target) const {
+  if (!conversion) {
+    file->file().read_exact(file_offset, {target, bytes});
+  } else {
+    std::vector<std::byte> source(file_bytes());
+    file->file().read_exact(file_offset, source);
+    conversion->apply(source, target);
+  }
+  file->file().check_unchanged();
 }
 
 void HostHome::copy_parts(std::span<std::byte> group) const {

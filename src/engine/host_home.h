@@ -6,12 +6,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "io/read_plan.h"
-#include "io/source_file.h"
+#include "engine/conversion.h"
+#include "io/reader.h"
 
 namespace noria {
 
@@ -45,7 +46,12 @@ struct FileExtent {
   std::shared_ptr<SourceFile const> file;
   Bytes file_offset = 0;
   Bytes group_offset = 0;
-  Bytes bytes = 0;
+  Bytes bytes = 0;  ///< in the group
+  std::optional<Conversion> conversion = std::nullopt;
+
+  [[nodiscard]] Bytes file_bytes() const { return conversion ? conversion->source_bytes(bytes) : bytes; }
+  /// Reads it at once. `target` has room for `bytes`. Throws StorageError, IntegrityError.
+  void read_exact(std::byte* target) const;
 };
 
 /// A part of a group on disk that its files do not hold: a buffer computed at construction.
@@ -68,15 +74,26 @@ class HostHome {
   [[nodiscard]] std::span<MemoryPart const> parts() const { return parts_; }
   [[nodiscard]] Bytes disk_bytes() const;
 
-  /// How the extents are read into the group, and the files that the plan counts.
-  [[nodiscard]] std::shared_ptr<ReadPlan const> const& plan() const { return plan_; }
-  [[nodiscard]] std::vector<std::shared_ptr<SourceFile const>> const& files() const { return files_; }
+  /// Reads the extents to their places in `group`.
+  [[nodiscard]] ReadRequest request(std::span<std::byte> group) const;
   /// Writes what the files do not hold to its place in `group`.
   void copy_parts(std::span<std::byte> group) const;
 
  private:
   std::shared_ptr<HostBlock> block_;
+  /// Where an extent stands in the plan of a home that converts: the bytes of its file, one after the other.
+  struct Converted {
+    Bytes begin = 0;
+    Bytes end = 0;
+    Bytes group_offset = 0;
+    std::optional<Conversion> conversion;
+  };
+
+  static void deliver(std::span<Converted const> table, std::byte* group, Bytes place,
+                      std::span<std::byte const> bytes);
+
   std::vector<FileExtent> extents_;
+  std::shared_ptr<std::vector<Converted> const> converted_;  // null when the bytes are taken as they are
   std::vector<MemoryPart> parts_;
   std::vector<std::shared_ptr<SourceFile const>> files_;
   std::shared_ptr<ReadPlan const> plan_;

@@ -23,19 +23,37 @@ namespace noria {
 
 bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> sooner, bool demanded) {
   GroupState& group = groups_[index];
+  plan::RoomRequest const request{
+      .group = index, .bytes = group.bytes, .nested = group.nested, .demanded = demanded, .sooner = sooner};
+  if (comes_in_part(index)) {
+    if (load_piece(request)) {
+      return true;
+    }
+    if (!demanded) {
+      return false;
+    }
+    ring_.remove(index);
+    part_.reset();
+  }
   if (passes_staging(index) && !take_slot(index, sooner, demanded)) {
     return false;
   }
   std::optional<Bytes> offset;
   try {
-    offset = find_place(index, sooner, demanded);
+    offset = find_place(request);
+    if (!offset && demanded && part_) {
+      ring_.remove(part_->group);  // what comes ahead gives way
+      part_.reset();
+      offset = find_place(request);
+    }
   } catch (...) {
     give_slot_back(index);
     throw;
   }
   if (!offset) {
     give_slot_back(index);
-    return false;
+    bool const may_come_in_parts = async_ && !part_ && !passes_staging(index) && !group.home.on_disk();
+    return !demanded && may_come_in_parts && load_piece(request);
   }
   group.device_offset = *offset;
   group.place = Place::kLoaded;
@@ -55,29 +73,31 @@ bool Engine::load(plan::GroupIndex index, std::span<plan::GroupIndex const> soon
   return true;
 }
 
-std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::GroupIndex const> sooner,
-                                        bool demanded) {
-  if (resident(index)) {
-    return residency_.offsets[index];
+plan::Tenant Engine::tenant(plan::GroupIndex index) const {
+  GroupState const& state = groups_[index];
+  return {.in_use = state.uses > 0 && state.place == Place::kLoaded,
+          .nested = state.nested,
+          .used_since_load = state.used_since_load,
+          .last_use = state.last_use};
+}
+
+std::optional<Bytes> Engine::find_place(plan::RoomRequest const& request) {
+  if (resident(request.group)) {
+    return residency_.offsets[request.group];
   }
-  GroupState const& group = groups_[index];
-  auto const tenant = [this](plan::GroupIndex other) {
-    GroupState const& state = groups_[other];
-    return plan::Tenant{.in_use = state.uses > 0,
-                        .nested = state.nested,
-                        .used_since_load = state.used_since_load,
-                        .last_use = state.last_use};
-  };
-  plan::RoomRequest const request{
-      .group = index, .bytes = group.bytes, .nested = group.nested, .demanded = demanded, .sooner = sooner};
   plan::RangeMap const before = ring_;
-  auto const placement = plan::find_room(ring_, request, tenant);
+  auto const placement = plan::find_room(ring_, request, [this](plan::GroupIndex g) { return tenant(g); });
   if (!placement) {
     return std::nullopt;
   }
+  vacate_all(placement->evicted, before);
+  return residency_.resident_bytes + placement->begin;
+}
+
+void Engine::vacate_all(std::span<plan::GroupIndex const> evicted, plan::RangeMap const& before) {
   try {
-    for (plan::GroupIndex other : placement->evicted) {
-      vacate(other);
+    for (plan::GroupIndex group : evicted) {
+      vacate(group);
     }
   } catch (...) {
     // What could not be written back stays where it is.
@@ -85,7 +105,51 @@ std::optional<Bytes> Engine::find_place(plan::GroupIndex index, std::span<plan::
     forget_evicted();
     throw;
   }
-  return residency_.resident_bytes + placement->begin;
+}
+
+bool Engine::load_piece(plan::RoomRequest const& request) {
+  GroupState& group = groups_[request.group];
+  auto const tenant_of = [this](plan::GroupIndex g) { return tenant(g); };
+  plan::RangeMap const before = ring_;
+  bool const first = !comes_in_part(request.group);
+  auto const piece =
+      first ? plan::find_piece(ring_, request, tenant_of)
+            : plan::extend_piece(ring_, request, group.device_offset - residency_.resident_bytes, tenant_of);
+  if (!piece) {
+    return false;
+  }
+  vacate_all(piece->evicted, before);
+  if (first) {
+    group.device_offset = residency_.resident_bytes + piece->place_begin;
+    group.used_since_load = false;
+    group.waited.clear();
+    part_ = PartLoad{.group = request.group, .begin = piece->begin, .end = piece->begin};
+  }
+  bool const whole = piece->bytes() == group.bytes;
+  try {
+    for (auto const& [begin, end] : {std::pair(piece->begin, part_->begin), std::pair(part_->end, piece->end)}) {
+      if (begin < end) {
+        copy_from(request.group, group.home.block()->data(), begin - piece->place_begin, end - piece->place_begin,
+                  in_stream_);
+        bytes_in_ += end - begin;
+      }
+    }
+    part_->begin = piece->begin;
+    part_->end = piece->end;
+    if (whole) {
+      part_.reset();
+      group.place = Place::kLoaded;
+      verify_load(request.group);
+    }
+  } catch (...) {
+    part_.reset();
+    group.place = Place::kEvicted;
+    ring_.remove(request.group);
+    throw;
+  }
+  group.loads += whole ? 1 : 0;
+  loads_ += whole ? 1 : 0;
+  return whole;
 }
 
 void Engine::copy_in(plan::GroupIndex index) {
@@ -102,7 +166,7 @@ void Engine::copy_in(plan::GroupIndex index) {
     return;
   }
   auto const wall_begin = std::chrono::steady_clock::now();
-  copy_from(index, source, stream);
+  copy_from(index, source, 0, group.bytes, stream);
   if (!async_) {
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - wall_begin).count();
     ++stalls_;
@@ -110,29 +174,36 @@ void Engine::copy_in(plan::GroupIndex index) {
     stall_seconds_ += seconds;
     group.stall_seconds += seconds;
   }
-  if (options_.verify) {
-    std::vector<std::byte> check(group.bytes);
-    if (async_) {
-      BlockingRegion const region;
-      ++host_syncs_;
-      group.ready.synchronize();
-    }
-    backend_.copy_to_host(check.data(), device_address(index), group.bytes, stream);
-    BlockingRegion const region;
-    backend_.synchronize(stream);
-    NORIA_CHECK(std::memcmp(check.data(), source, group.bytes) == 0, IntegrityError,
-                "verify: the device holds other bytes than the host for the group '" + group.name + "'");
+  verify_load(index);
+}
+
+void Engine::verify_load(plan::GroupIndex index) {
+  GroupState const& group = groups_[index];
+  if (!options_.verify) {
+    return;
   }
+  std::vector<std::byte> check(group.bytes);
+  if (async_) {
+    BlockingRegion const region;
+    ++host_syncs_;
+    group.ready.synchronize();
+  }
+  c10::Stream const stream = async_ ? in_stream_ : backend_.current_stream();
+  backend_.copy_to_host(check.data(), device_address(index), group.bytes, stream);
+  BlockingRegion const region;
+  backend_.synchronize(stream);
+  NORIA_CHECK(std::memcmp(check.data(), group.home.block()->data(), group.bytes) == 0, IntegrityError,
+              "verify: the device holds other bytes than the host for the group '" + group.name + "'");
 }
 
 void Engine::copy_staged(plan::GroupIndex index, c10::Stream stream) {
   GroupState& group = groups_[index];
-  copy_from(index, staging_->data(group.slot), stream);
+  copy_from(index, staging_->data(group.slot), 0, group.bytes, stream);
   staging_->copied_by(group.slot, stream);
   group.slot = kNoSlot;
 }
 
-void Engine::copy_from(plan::GroupIndex index, std::byte const* source, c10::Stream stream) {
+void Engine::copy_from(plan::GroupIndex index, std::byte const* source, Bytes from, Bytes to, c10::Stream stream) {
   GroupState& group = groups_[index];
   Event begin;
   Event measured_begin;
@@ -144,7 +215,7 @@ void Engine::copy_from(plan::GroupIndex index, std::byte const* source, c10::Str
     measured_begin = timing_event();
     measured_begin.record(stream);
   }
-  backend_.copy_to_device(device_address(index), source, group.bytes, stream);
+  backend_.copy_to_device(device_address(index) + from, source + from, to - from, stream);
   if (async_) {
     if (!group.ready) {
       group.ready = backend_.new_event();
@@ -152,7 +223,7 @@ void Engine::copy_from(plan::GroupIndex index, std::byte const* source, c10::Str
     group.ready.record(stream);
   }
   if (measured_begin) {
-    CopyProbe probe{.bytes = group.bytes, .begin = std::move(measured_begin), .end = timing_event()};
+    CopyProbe probe{.bytes = to - from, .begin = std::move(measured_begin), .end = timing_event()};
     probe.end.record(stream);
     copy_probes_.push_back(std::move(probe));
   }
@@ -163,6 +234,10 @@ void Engine::copy_from(plan::GroupIndex index, std::byte const* source, c10::Str
 
 void Engine::vacate(plan::GroupIndex index) {
   GroupState& group = groups_[index];
+  if (comes_in_part(index)) {
+    part_.reset();  // later loads wait for its copy: they go through the same stream
+    return;
+  }
   cancel_read(index);
   if (any_dirty(index)) {
     write_back(index);
@@ -265,7 +340,7 @@ void Engine::prefetch() {
   std::size_t count = order_.upcoming(upcoming);
   std::vector<plan::GroupIndex> sooner;
   bool const first_pass = count == 0 && order_.uses() <= groups_.size();
-  if (first_pass || last_by_operator_) {
+  if (first_pass || !last_by_module_) {
     sooner.push_back(*last_group_);  // may be used again at once
   }
   if (first_pass) {
@@ -366,7 +441,7 @@ void Engine::stop_measuring() {
 
 void Engine::forget_evicted() noexcept {
   for (plan::GroupIndex g : ring_.groups()) {
-    if (groups_[g].place == Place::kEvicted) {
+    if (groups_[g].place == Place::kEvicted && !comes_in_part(g)) {
       ring_.remove(g);
     }
   }
@@ -384,7 +459,12 @@ void Engine::take_plan(plan::Residency residency) {
     throw;
   }
   residency_ = std::move(residency);
+  empty_ring();
+}
+
+void Engine::empty_ring() {
   ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+  part_.reset();
 }
 
 }  // namespace noria

@@ -3,6 +3,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
@@ -137,13 +138,21 @@ Page* page_of(at::Tensor const& tensor) {
 /// Groups held from the start of an operator to its end.
 struct Held final : at::ObserverContext {
   std::vector<std::pair<std::shared_ptr<Engine>, plan::GroupIndex>> groups;
+
+  void let_go() noexcept {
+    for (auto const& [engine, group] : groups) {
+      engine->end_group(group);
+    }
+    groups.clear();
+  }
 };
 
-class Visitor {
+/// The managed pages among the inputs of one operator.
+class Inputs {
  public:
-  explicit Visitor(OperatorTraits const* traits) : traits_(traits) {}
+  explicit Inputs(OperatorTraits const* traits) : traits_(traits) {}
 
-  void argument(c10::IValue const& value, std::size_t index, bool statistics_change) {
+  void add(c10::IValue const& value, std::size_t index, bool statistics_change) {
     bool writes = traits_ != nullptr && index < traits_->writes.size() && traits_->writes[index];
     if (statistics_change) {
       for (int i : traits_->statistics) {
@@ -151,7 +160,7 @@ class Visitor {
       }
     }
     if (value.isTensor()) {
-      tensor(value.toTensor(), writes);
+      add(value.toTensor(), writes);
     } else if (value.isList()) {
       for (c10::IValue const& element : value.toListRef()) {
         if (!element.isTensor()) {
@@ -160,46 +169,85 @@ class Visitor {
           }
           break;  // a list of numbers
         }
-        tensor(element.toTensor(), writes);
+        add(element.toTensor(), writes);
       }
     }
   }
 
-  std::unique_ptr<Held> take() { return std::move(held_); }
-
- private:
-  void tensor(at::Tensor const& tensor, bool writes) {
-    Page* const page = page_of(tensor);
-    if (page == nullptr) {
-      return;
+  /// Brings all of them in. When that fails none is: an operator over many weights must not change the first ones and
+  /// then fail at a later one. Operators that it is made of are seen by themselves.
+  std::unique_ptr<Held> bring_in(char const* operator_name) {
+    if (touched_.empty()) {
+      return nullptr;
     }
-    Engine* const engine = page->engine();
-    if (engine == nullptr || !engine->running()) {
-      return;
+    auto held = std::make_unique<Held>();
+    try {
+      for (Touch const& first : touched_) {
+        bring_in_all_of(*first.engine, *held);
+      }
+    } catch (std::exception const& error) {
+      held->let_go();
+      std::string why = std::string(operator_name) + " needs it";
+      if (touched_.size() > 1) {
+        why += " together with " + std::to_string(touched_.size() - 1) + " more weights";
+      }
+      why += std::string(": ") + error.what();
+      if (touched_.size() > 1) {
+        why += ". An optimizer takes its weights one by one with foreach=False";
+      }
+      for (Touch const& touch : touched_) {
+        touch.engine->explain_eviction(*touch.page, why);
+      }
+      return nullptr;
     }
-    // Residents too: without a use another thread might plan anew and take the place meanwhile.
-    if (!engine->in_use_here(page->group())) {
-      try {
-        if (!page->is_open()) {
-          engine->count_net_fault();
-        }
-        engine->begin_group(page->group());
-        if (!held_) {
-          held_ = std::make_unique<Held>();
-        }
-        held_->groups.emplace_back(engine->shared_from_this(), page->group());
-      } catch (std::exception const& error) {
-        engine->explain_eviction(*page, error.what());
-        return;
+    for (Touch const& touch : touched_) {
+      if (touch.writes) {
+        touch.page->mark_dirty();
       }
     }
-    if (writes) {
-      page->mark_dirty();
+    return held->groups.empty() ? nullptr : std::move(held);
+  }
+
+ private:
+  struct Touch {
+    Page* page;
+    Engine* engine;
+    bool writes;
+  };
+
+  void add(at::Tensor const& tensor, bool writes) {
+    Page* const page = page_of(tensor);
+    Engine* const engine = page != nullptr ? page->engine() : nullptr;
+    if (engine != nullptr && engine->running()) {
+      touched_.push_back({.page = page, .engine = engine, .writes = writes});
+    }
+  }
+
+  /// Residents too: without a use another thread might plan anew and take the place meanwhile.
+  void bring_in_all_of(Engine& engine, Held& held) {
+    std::vector<plan::GroupIndex> wanted;
+    for (Touch const& touch : touched_) {
+      plan::GroupIndex const group = touch.page->group();
+      if (touch.engine != &engine || engine.in_use_here(group)) {
+        continue;
+      }
+      if (!touch.page->is_open()) {
+        engine.count_net_fault();
+      }
+      if (std::ranges::find(wanted, group) == wanted.end()) {
+        wanted.push_back(group);
+      }
+    }
+    if (!wanted.empty()) {
+      engine.begin_groups(wanted);
+      for (plan::GroupIndex group : wanted) {
+        held.groups.emplace_back(engine.shared_from_this(), group);
+      }
     }
   }
 
   OperatorTraits const* traits_;
-  std::unique_ptr<Held> held_;
+  std::vector<Touch> touched_;
 };
 
 std::unique_ptr<at::ObserverContext> on_start(at::RecordFunction const& function) {
@@ -225,11 +273,11 @@ std::unique_ptr<at::ObserverContext> on_start(at::RecordFunction const& function
     c10::IValue const& training = inputs[static_cast<std::size_t>(traits->training_argument)];
     statistics_change = training.isBool() && training.toBool();
   }
-  Visitor visitor(traits);
+  Inputs managed(traits);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    visitor.argument(inputs[i], i, statistics_change);
+    managed.add(inputs[i], i, statistics_change);
   }
-  return visitor.take();
+  return managed.bring_in(function.name());
 }
 
 void on_end(at::RecordFunction const& /*function*/, at::ObserverContext* context) {
@@ -237,9 +285,7 @@ void on_end(at::RecordFunction const& /*function*/, at::ObserverContext* context
     return;
   }
   OperatorNet::Pause const pause;
-  for (auto const& [engine, group] : static_cast<Held*>(context)->groups) {
-    engine->end_group(group);
-  }
+  static_cast<Held*>(context)->let_go();
 }
 
 struct NetState {

@@ -186,7 +186,7 @@ void Offload::State::take(ModelTree const& model, TensorTable& table, Checkpoint
     if (folder) {
       folder->give_home(*engine, group);
     }
-    if (!folder && (files == nullptr || !files->give_home(*engine, table, group))) {
+    if (!folder && (files == nullptr || !files->give_home(*engine, model, table, group))) {
       engine->give_memory_home(group);
     } else if (Bytes const booked = align_up(engine->group_bytes(group), kMemoryPage); booked <= room) {
       engine->bring_home(group);
@@ -256,7 +256,9 @@ UseScope::~UseScope() {
   if (resident_) {
     engine_->let_go(groups_);
   } else {
-    engine_->end_groups(groups_);
+    for (plan::GroupIndex group : groups_) {
+      engine_->end_group(group);
+    }
   }
 }
 

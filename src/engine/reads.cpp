@@ -89,9 +89,8 @@ bool Engine::take_slot(plan::GroupIndex index, std::span<plan::GroupIndex const>
 void Engine::start_read(plan::GroupIndex index) {
   GroupState& group = groups_[index];
   std::byte* const target = group.slot != kNoSlot ? staging_->data(group.slot) : device_address(index);
-  ReadRequest request{.files = group.home.files(), .plan = group.home.plan(), .destination = {target, group.bytes}};
   group.read_begin = std::chrono::steady_clock::now();
-  group.reading = std::make_shared<ReadTicket>(reader_->start(std::move(request)));
+  group.reading = std::make_shared<ReadTicket>(reader_->start(group.home.request({target, group.bytes})));
 }
 
 void Engine::finish_read(plan::GroupIndex index) {
@@ -190,7 +189,7 @@ void Engine::read_now(plan::GroupIndex index, std::span<std::byte> target) {
   }
   {
     BlockingRegion const region;
-    reader_->start({.files = group.home.files(), .plan = group.home.plan(), .destination = target}).wait();
+    reader_->start(group.home.request(target)).wait();
   }
   group.home.copy_parts(target);
 }

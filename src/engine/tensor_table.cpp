@@ -28,7 +28,7 @@ at::Tensor tensor_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::Device
 }
 
 std::size_t TensorTable::add(at::Tensor tensor, std::string name) {
-  if (!tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_quantized()) {
+  if (tensor.is_nested() || !tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_quantized()) {
     throw std::invalid_argument("'" + name + "' cannot be offloaded: its layout has no plain storage");
   }
   Entry entry{.tensor = std::move(tensor), .name = std::move(name)};

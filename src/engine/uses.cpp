@@ -14,28 +14,16 @@ namespace {
 // Note [Uses]
 // A use belongs to the thread that began it and to the groups it acquired together. Module hooks nest, so the uses of a
 // thread are a stack. Hooks can be passed by: a KeyboardInterrupt runs none. A use left behind that way only pins its
-// groups; it ends when an end() below it comes, or when the bindings find that its module is not running (reclaim).
+// groups; it ends when an end() below it comes, or when the bindings find that its module is not running: at the next
+// entry of the model (reclaim), or when something else finds no room (reclaim_interrupted).
 struct Use {
   std::uint64_t engine = 0;
   plan::ModuleIndex module = plan::kNoModule;
-  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: one group alone, or the begin failed
-  plan::GroupIndex single = 0;                            // when module is kNoModule and groups is null
-  bool held = false;                                      // by hold(): ends when its context does
+  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
+  plan::GroupIndex single = 0;                            // when module is kNoModule
 };
 
 thread_local std::vector<Use> t_uses;
-
-/// The calling thread only holds groups, and runs nothing that would end by itself.
-bool is_resting(std::uint64_t engine) {
-  bool rests = false;
-  for (Use const& use : t_uses) {
-    if (use.engine == engine && !use.held) {
-      return false;
-    }
-    rests = rests || use.engine == engine;
-  }
-  return rests;
-}
 
 std::size_t uses_of(std::uint64_t engine) {
   return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
@@ -52,10 +40,10 @@ std::size_t latest(auto const& is_it) {
 }
 
 std::span<plan::GroupIndex const> groups_of(Use const& use) {
-  if (use.groups != nullptr) {
-    return *use.groups;
+  if (use.module == plan::kNoModule) {
+    return {&use.single, 1};
   }
-  return {&use.single, use.module == plan::kNoModule ? 1U : 0U};
+  return use.groups != nullptr ? std::span<plan::GroupIndex const>(*use.groups) : std::span<plan::GroupIndex const>();
 }
 
 }  // namespace
@@ -67,46 +55,35 @@ void Engine::begin(plan::ModuleIndex module) {
   if (resize_to_ && holds_ == 0 && users_ == (outermost ? 0U : 1U)) {
     apply_resize();
   }
-  users_ += outermost ? 1 : 0;
-  try {
-    acquire(lock, needs);
-  } catch (...) {
-    users_ -= outermost ? 1 : 0;
-    throw;
-  }
-  bool const rested = is_resting(id_);
+  acquire_as_user(lock, needs);
   t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
-  note_resting(rested);
-  last_by_operator_ = false;
+  last_by_module_ = true;
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
 
 void Engine::note_failed_begin(plan::ModuleIndex module) {
   auto const lock = lock_politely(mutex_);
   users_ += uses_of(id_) == 0 ? 1 : 0;
-  bool const rested = is_resting(id_);
   t_uses.push_back({.engine = id_, .module = module});
-  note_resting(rested);
 }
 
-void Engine::begin_group(plan::GroupIndex group) { begin_use({&group, 1}, nullptr); }
-
-void Engine::begin_groups(std::vector<plan::GroupIndex> const& groups) { begin_use(groups, &groups); }
-
-void Engine::begin_use(std::span<plan::GroupIndex const> groups, std::vector<plan::GroupIndex> const* kept) {
+void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
   auto lock = lock_politely(mutex_);
-  bool const outermost = uses_of(id_) == 0;
-  users_ += outermost ? 1 : 0;
+  acquire_as_user(lock, groups);
+  for (plan::GroupIndex group : groups) {
+    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+  }
+  last_by_module_ = false;
+}
+
+void Engine::acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
+  users_ += uses_of(id_) == 0 ? 1 : 0;
   try {
     acquire(lock, groups);
   } catch (...) {
-    users_ -= outermost ? 1 : 0;
+    users_ -= uses_of(id_) == 0 ? 1 : 0;  // those of before may have been reclaimed
     throw;
   }
-  bool const rested = is_resting(id_);
-  t_uses.push_back({.engine = id_, .module = plan::kNoModule, .groups = kept, .single = groups.front()});
-  note_resting(rested);
-  last_by_operator_ = kept == nullptr;
 }
 
 void Engine::end(plan::ModuleIndex module) noexcept {
@@ -117,29 +94,18 @@ void Engine::end(plan::ModuleIndex module) noexcept {
 }
 
 void Engine::end_group(plan::GroupIndex group) noexcept {
-  end_use(latest([&](Use const& use) {
-    return use.engine == id_ && use.module == plan::kNoModule && use.groups == nullptr && use.single == group;
-  }));
-}
-
-void Engine::end_groups(std::vector<plan::GroupIndex> const& groups) noexcept {
-  end_use(latest(
-      [&](Use const& use) { return use.engine == id_ && use.module == plan::kNoModule && use.groups == &groups; }));
-}
-
-void Engine::end_use(std::size_t found) noexcept {
+  auto const is_it = [&](Use const& use) {
+    return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
+  };
+  std::size_t const found = latest(is_it);
   if (found == t_uses.size()) {
     return;
   }
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
   auto const lock = lock_politely(mutex_);
   Use const use = t_uses[found];
-  bool const rested = is_resting(id_);
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
-  note_resting(rested);
-  for (plan::GroupIndex group : groups_of(use)) {
-    release(group);
-  }
+  release(use.single);
   if (uses_of(id_) == 0) {
     --users_;
     finish_entry();  // no hook will
@@ -150,14 +116,12 @@ void Engine::end_use(std::size_t found) noexcept {
 void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
   auto lock = lock_politely(mutex_);
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
-  bool const outermost = uses_of(id_) == 0;
-  while (outermost && users_ > resting_) {
+  while (uses_of(id_) == 0 && users_ > 0) {
     wait_for_release(lock);  // uses of other threads end soon, and then the budget can be divided anew
   }
   for (plan::GroupIndex group : groups) {
     costs_[group].kept = true;
   }
-  bool counted = false;
   auto const take_back = [&] {
     for (plan::GroupIndex group : groups) {
       costs_[group].kept = groups_[group].holds > 0;
@@ -165,65 +129,35 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
     replan_due_ = true;
   };
   try {
-    if (users_ == 0) {
+    if (users_ == 0 && holds_ == 0) {
       take_plan(choose(planned_order_));
     }
-    users_ += outermost ? 1 : 0;
-    counted = true;
-    acquire(lock, groups);
+    acquire_as_user(lock, groups);
   } catch (BudgetError const& error) {
     take_back();
-    users_ -= outermost && counted ? 1 : 0;
     throw BudgetError("the modules do not fit the budget beside the rest: " + std::string(error.what()),
                       error.smallest_bytes());
   } catch (...) {
     take_back();
-    users_ -= outermost && counted ? 1 : 0;
     throw;
   }
-  bool const rested = is_resting(id_);
+  users_ -= uses_of(id_) == 0 ? 1 : 0;  // a hold is no thread's: it may end on another
   for (plan::GroupIndex group : groups) {
     ++groups_[group].holds;
     ++holds_;
-    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group, .held = true});
   }
-  note_resting(rested);
-  users_ -= outermost && groups.empty() ? 1 : 0;
 }
 
 void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
-  {
-    auto const lock = lock_politely(mutex_);
-    for (plan::GroupIndex group : groups) {
-      --holds_;
-      costs_[group].kept = --groups_[group].holds > 0;
-    }
-    replan_due_ = true;
-  }
+  auto const lock = lock_politely(mutex_);
   for (plan::GroupIndex group : groups) {
-    end_hold(group);
+    --holds_;
+    costs_[group].kept = --groups_[group].holds > 0;
+    release(group);
   }
-}
-
-void Engine::end_hold(plan::GroupIndex group) noexcept {
-  std::size_t const found =
-      latest([&](Use const& use) { return use.engine == id_ && use.held && use.single == group; });
-  if (found == t_uses.size()) {
-    return;  // begun on another thread
-  }
-  {
-    auto const lock = lock_politely(mutex_);
-    bool const rested = is_resting(id_);
-    t_uses[found].held = false;
-    note_resting(rested);
-  }
-  end_group(group);
-}
-
-void Engine::note_resting(bool rested) noexcept {
-  bool const rests = is_resting(id_);
-  resting_ += rests ? 1 : 0;
-  resting_ -= rested ? 1 : 0;
+  replan_due_ = true;
+  finish_entry();
+  note_release();
 }
 
 void Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
@@ -248,7 +182,7 @@ void Engine::note_release() noexcept {
 
 void Engine::finish_entry() noexcept {
   try {
-    if (users_ == 0) {
+    if (users_ == 0 && holds_ == 0) {
       if (resize_to_) {
         apply_resize();
       }
@@ -272,7 +206,6 @@ void Engine::reclaim(std::size_t keep) noexcept {
 
 void Engine::end_uses_from(std::size_t first) noexcept {
   auto const lock = lock_politely(mutex_);
-  bool const rested = is_resting(id_);
   for (std::size_t i = t_uses.size(); i-- > first;) {
     if (t_uses[i].engine == id_) {
       for (plan::GroupIndex group : groups_of(t_uses[i])) {
@@ -281,12 +214,33 @@ void Engine::end_uses_from(std::size_t first) noexcept {
       t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  note_resting(rested);
   if (uses_of(id_) == 0) {
     --users_;
   }
   finish_entry();
   note_release();
+}
+
+bool Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
+  auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && use.module != plan::kNoModule; };
+  if (std::ranges::none_of(t_uses, is_left_behind) || running_check() == nullptr) {
+    return false;
+  }
+  lock.unlock();
+  bool const runs = running_check()(*this);  // asks the interpreter
+  lock = lock_politely(mutex_);
+  if (runs) {
+    return false;
+  }
+  for (Use const& use : t_uses) {
+    if (is_left_behind(use)) {
+      for (plan::GroupIndex group : groups_of(use)) {
+        release(group);
+      }
+    }
+  }
+  std::erase_if(t_uses, is_left_behind);
+  return true;
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
@@ -312,6 +266,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
     ++groups_[group].uses;
   }
   bool demanded = false;
+  bool reclaimed = false;
   try {
     for (plan::GroupIndex group : groups) {
       if (last_group_ != group) {
@@ -325,18 +280,11 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         if (compact(groups)) {
           continue;
         }
-        // This thread is counted already. Those that hold groups until a context ends may be waiting for us.
-        std::size_t const others = users_ - 1 - (resting_ - (is_resting(id_) ? 1 : 0));
-        if (others <= waiting_) {
-          Bytes held = 0;
-          for (GroupState const& state : groups_) {
-            held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
-          }
-          throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) +
-                                " of the budget of " + format_bytes(options_.budget) +
-                                " are in use by what is running now. Give a budget of at least " +
-                                format_bytes(held + groups_[group].bytes),
-                            held + groups_[group].bytes);
+        if (!std::exchange(reclaimed, true) && reclaim_interrupted(lock)) {
+          continue;
+        }
+        if (users_ - 1 <= waiting_) {  // this thread is counted already
+          throw_no_room(group);
         }
         ++waiting_;
         wait_for_release(lock);
@@ -383,6 +331,20 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   if (demanded) {
     prefetch();
   }
+}
+
+void Engine::throw_no_room(plan::GroupIndex group) const {
+  Bytes held = 0;
+  Bytes needed = 0;
+  for (GroupState const& state : groups_) {
+    held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
+    needed += state.uses > 0 ? state.bytes : 0;
+  }
+  throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) + " of the budget of " +
+                        format_bytes(options_.budget) +
+                        " are in use by what is running now. Give a budget of at least " + format_bytes(needed) + " (" +
+                        std::to_string(needed) + " bytes)",
+                    needed);
 }
 
 bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
@@ -441,7 +403,7 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
     residency_ = plan::no_residents(costs_, arena_bytes_);
     replan_due_ = true;
   }
-  ring_ = plan::RangeMap(arena_bytes_ - residency_.resident_bytes);
+  empty_ring();
   for (plan::GroupIndex g : held) {
     bool const was_nested = std::exchange(groups_[g].nested, true);
     bool const placed = load(g, held, true);

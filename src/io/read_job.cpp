@@ -31,7 +31,8 @@ std::vector<PendingRead> direct_reads(std::shared_ptr<ReadJob> const& job, ReadE
   Bytes const inner_begin = align_up(extent.begin, block);
   Bytes const inner_end = align_down(extent.end, block);
   auto const copies = job->request.plan->copies(extent);
-  if (copies.size() == 1 && inner_end > inner_begin && inner_end - inner_begin >= kStraightWorthwhile) {
+  bool const straight = !job->request.deliver && copies.size() == 1;
+  if (straight && inner_end > inner_begin && inner_end - inner_begin >= kStraightWorthwhile) {
     // One copy that covers the extent: the plan has no bytes outside its copies at either end.
     auto const place =
         job->request.destination.subspan(copies[0].destination + (inner_begin - extent.begin), inner_end - inner_begin);
@@ -71,14 +72,18 @@ std::vector<PendingRead> reads_of(std::shared_ptr<ReadJob> const& job, ReadExten
   if (direct) {
     return direct_reads(job, extent);
   }
+  bool const bounced = static_cast<bool>(job->request.deliver);
   std::vector<PendingRead> reads;
   for (ReadCopy const& copy : job->request.plan->copies(extent)) {
     reads.push_back({.job = job,
                      .extent = &extent,
                      .offset = extent.begin + copy.source,
-                     .memory = job->request.destination.subspan(copy.destination, copy.length),
                      .length = copy.length,
-                     .needed = copy.length});
+                     .needed = copy.length,
+                     .bounced = bounced});
+    if (!bounced) {
+      reads.back().memory = job->request.destination.subspan(copy.destination, copy.length);
+    }
   }
   return reads;
 }
@@ -91,9 +96,14 @@ Bytes copy_out(PendingRead const& read) {
     Bytes const begin = std::max(copy_begin, read.offset);
     Bytes const end = std::min(copy_begin + copy.length, read_end);
     if (begin < end) {
-      std::memcpy(read.job->request.destination.data() + copy.destination + (begin - copy_begin),
-                  read.memory.data() + (begin - read.offset), end - begin);
-      copied += end - begin;
+      Bytes const place = copy.destination + (begin - copy_begin);
+      std::span<std::byte const> const bytes = read.memory.subspan(begin - read.offset, end - begin);
+      if (auto const& deliver = read.job->request.deliver) {
+        deliver(place, bytes);
+      } else {
+        std::memcpy(read.job->request.destination.data() + place, bytes.data(), bytes.size());
+      }
+      copied += bytes.size();
     }
   }
   return copied;

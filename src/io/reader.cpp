@@ -105,7 +105,7 @@ ReadTicket Reader::start(ReadRequest request) {
   NORIA_CHECK(!loop_->in_forked_child(), Error,
               "a reader made before fork() cannot read in the child; make one there (or start workers by spawn)");
   ReadPlan const& plan = *request.plan;
-  if (plan.destination_bytes() > request.destination.size()) {
+  if (!request.deliver && plan.destination_bytes() > request.destination.size()) {
     throw std::invalid_argument(fmt::format("the plan fills {} bytes and the memory has {}", plan.destination_bytes(),
                                             request.destination.size()));
   }

@@ -42,6 +42,10 @@ struct ReadRequest {
   /// At least plan->destination_bytes(); must stay valid until the ticket is done. Bytes between the plan's
   /// destinations are never written.
   std::span<std::byte> destination{};
+  /// When given, nothing is written to `destination`: the reader's thread calls this with the place that bytes have in
+  /// the plan and the bytes themselves, which are gone afterwards. They are cut at multiples of the plan's chunk in the
+  /// file. What it throws fails the request.
+  std::function<void(Bytes place, std::span<std::byte const> bytes)> deliver{};
 };
 
 /// Figures since the reader was made.

@@ -321,7 +321,11 @@ void ReaderLoop::finish_read(std::size_t index) {
   Bytes copied = 0;
   if (read.bounced && !read.memory.empty()) {
     if (read.arrived == read.needed && !read.job->stopped()) {
-      copied = copy_out(read);
+      try {
+        copied = copy_out(read);
+      } catch (...) {
+        read.job->fail(ReadFailure::current());
+      }
     }
     free_bounce_.push_back(static_cast<std::size_t>(read.memory.data() - bounce_.data()) / options_.chunk_bytes);
   }

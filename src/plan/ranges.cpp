@@ -26,18 +26,7 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
   for (Range const& range : held_) {
     tenants.push_back(tenancy(range.group));
   }
-  // A best position begins or ends at an edge of something.
-  std::vector<Bytes> begins{0, size_ - bytes};
-  begins.reserve(2 + 2 * held_.size());
-  for (Range const& range : held_) {
-    begins.push_back(range.end);
-    if (range.begin >= bytes) {
-      begins.push_back(range.begin - bytes);
-    }
-  }
-  std::ranges::sort(begins);
-  auto const repeated = std::ranges::unique(begins);
-  begins.erase(repeated.begin(), repeated.end());
+  std::vector<Bytes> begins = begins_for(bytes);
   if (side == Side::kHigh) {
     std::ranges::reverse(begins);
   }
@@ -47,9 +36,6 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
   std::optional<Candidate> best;
   for (Bytes const begin : begins) {
     Bytes const end = begin + bytes;
-    if (end > size_) {
-      continue;
-    }
     Candidate candidate{.begin = begin};
     bool possible = true;
     auto first = std::ranges::partition_point(held_, [&](Range const& r) { return r.end <= begin; });
@@ -89,18 +75,102 @@ std::optional<RangeMap::Placement> RangeMap::place(GroupIndex group, Bytes bytes
   if (!best) {
     return std::nullopt;
   }
-  Placement placement{.begin = best->begin, .evicted = {}};
-  Bytes const end = best->begin + bytes;
-  std::erase_if(held_, [&](Range const& range) {
-    bool const overlaps = range.begin < end && range.end > best->begin;
+  return Placement{.begin = best->begin,
+                   .evicted = take({.begin = best->begin, .end = best->begin + bytes, .group = group})};
+}
+
+std::optional<RangeMap::Piece> RangeMap::place_piece(GroupIndex group, Bytes bytes, Bytes least,
+                                                     std::function<Tenancy(GroupIndex)> const& tenancy) {
+  if (bytes > size_) {
+    return std::nullopt;
+  }
+  constexpr std::size_t kForLong = std::numeric_limits<std::size_t>::max();
+  Piece best;
+  std::size_t best_uses = kForLong;
+  for (Bytes const begin : begins_for(bytes)) {
+    Bytes const end = begin + bytes;
+    Piece piece{.place_begin = begin, .begin = begin, .end = begin, .evicted = {}};
+    Bytes free_from = begin;
+    auto const close = [&](Bytes at, Bytes next) {
+      if (at > free_from && at - free_from > piece.bytes()) {
+        piece.begin = free_from;
+        piece.end = at;
+      }
+      free_from = next;
+    };
+    std::size_t uses = 0;  // until the place is free
+    for (Range const& range : held_) {
+      if (range.end <= begin || range.begin >= end) {
+        continue;
+      }
+      if (Tenancy const tenant = tenancy(range.group); tenant.stays) {
+        uses = std::max(uses, tenant.uses_left);
+        close(range.begin, range.end);
+      }
+    }
+    close(end, end);
+    if (uses < best_uses || (uses == best_uses && piece.bytes() > best.bytes())) {
+      best = piece;
+      best_uses = uses;
+    }
+  }
+  if (best_uses == kForLong || best.bytes() < least) {
+    return std::nullopt;
+  }
+  best.evicted = take({.begin = best.begin, .end = best.end, .group = group});
+  return best;
+}
+
+std::optional<RangeMap::Piece> RangeMap::extend(GroupIndex group, Bytes place_begin, Bytes bytes, Bytes least,
+                                                std::function<Tenancy(GroupIndex)> const& tenancy) {
+  auto const own = std::ranges::find(held_, group, &Range::group);
+  Piece piece{.place_begin = place_begin, .begin = place_begin, .end = place_begin + bytes, .evicted = {}};
+  for (Range const& range : held_) {
+    if (range.group != group && tenancy(range.group).stays) {
+      if (range.end <= own->begin) {
+        piece.begin = std::max(piece.begin, range.end);
+      } else {
+        piece.end = std::min(piece.end, range.begin);
+      }
+    }
+  }
+  if (piece.bytes() < bytes && piece.bytes() - (own->end - own->begin) < least) {
+    return std::nullopt;
+  }
+  remove(group);
+  piece.evicted = take({.begin = piece.begin, .end = piece.end, .group = group});
+  return piece;
+}
+
+std::vector<Bytes> RangeMap::begins_for(Bytes bytes) const {
+  std::vector<Bytes> begins{0, size_ - bytes};
+  begins.reserve(2 + 2 * held_.size());
+  for (Range const& range : held_) {
+    if (range.end + bytes <= size_) {
+      begins.push_back(range.end);
+    }
+    if (range.begin >= bytes) {
+      begins.push_back(range.begin - bytes);
+    }
+  }
+  std::ranges::sort(begins);
+  auto const repeated = std::ranges::unique(begins);
+  begins.erase(repeated.begin(), repeated.end());
+  return begins;
+}
+
+std::vector<GroupIndex> RangeMap::take(Range range) {
+  std::vector<GroupIndex> evicted;
+  std::erase_if(held_, [&](Range const& other) {
+    bool const overlaps = other.begin < range.end && other.end > range.begin;
     if (overlaps) {
-      placement.evicted.push_back(range.group);
+      evicted.push_back(other.group);
     }
     return overlaps;
   });
-  auto const where = std::ranges::partition_point(held_, [&](Range const& r) { return r.begin < end; });
-  held_.insert(where, Range{.begin = best->begin, .end = end, .group = group});
-  return placement;
+  auto const where = std::ranges::partition_point(held_, [&](Range const& r) { return r.begin < range.end; });
+  held_.insert(where, range);
+  return evicted;
 }
 
 void RangeMap::remove(GroupIndex group) {

@@ -26,10 +26,12 @@ class Chooser {
     return ring_need(plan);
   }
 
+  /// What the rest of the budget goes to.
+  enum class Rest { kEvenly, kLargestFirst, kRing };
+
   /// A plan in which all groups larger than `limit` are residents, and the ring holds `depth` groups in a row; nothing
-  /// when that does not fit. The rest of the budget goes to residents of all sizes, or to the largest first.
-  [[nodiscard]] std::optional<Residency> with_residents_above(Bytes limit, std::uint32_t depth,
-                                                              bool largest_first = false) const {
+  /// when that does not fit.
+  [[nodiscard]] std::optional<Residency> with_residents_above(Bytes limit, std::uint32_t depth, Rest rest) const {
     Residency plan;
     plan.resident.assign(groups_.size(), false);
     for (GroupIndex i = 0; i < groups_.size(); ++i) {
@@ -45,7 +47,9 @@ class Chooser {
     if (plan.resident_bytes + plan.ring_bytes > budget_) {
       return std::nullopt;
     }
-    plan = filled(plan, largest_first);
+    if (rest != Rest::kRing) {
+      plan = filled(plan, rest);
+    }
     plan.streamed_bytes = streamed(plan);
     return plan;
   }
@@ -168,12 +172,12 @@ class Chooser {
 
   /// `base` with residents in what is left. A resident between two large groups makes them neighbours, so the ring may
   /// have to grow with it: try with a larger ring until both fit.
-  [[nodiscard]] Residency filled(Residency const& base, bool largest_first) const {
+  [[nodiscard]] Residency filled(Residency const& base, Rest rest) const {
     Residency plan = base;
     for (int round = 0; round < 8 && plan.resident_bytes + plan.ring_bytes <= budget_; ++round) {
       Bytes const reserved = plan.ring_bytes;
       fill_often_used(plan);
-      if (largest_first) {
+      if (rest == Rest::kLargestFirst) {
         fill_largest_first(plan);
       } else {
         fill_evenly(plan, streamed_in_order(plan));
@@ -388,8 +392,8 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
   for (std::uint32_t rows = std::max<std::uint32_t>(depth, 1); rows >= 1; --rows) {
     std::size_t tried = 0;
     for (Bytes limit : sizes) {
-      for (bool largest_first : {false, true}) {
-        if (std::optional<Residency> plan = chooser.with_residents_above(limit, rows, largest_first)) {
+      for (auto rest : {Chooser::Rest::kEvenly, Chooser::Rest::kLargestFirst, Chooser::Rest::kRing}) {
+        if (std::optional<Residency> plan = chooser.with_residents_above(limit, rows, rest)) {
           plans.push_back(*std::move(plan));
         }
       }
@@ -414,7 +418,7 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
       best = std::move(plan);
     }
   }
-  if (std::optional<Residency> all = chooser.with_residents_above(0, 1); all && all->streamed_bytes == 0) {
+  if (std::optional<Residency> all = chooser.with_residents_above(0, 1, Chooser::Rest::kRing); all && all->streamed_bytes == 0) {
     best = std::move(all);
   }
   NORIA_ASSERT(best.has_value(), "the smallest budget fits with no residents");

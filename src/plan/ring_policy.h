@@ -37,4 +37,13 @@ struct RoomRequest {
 std::optional<RangeMap::Placement> find_room(RangeMap& ring, RoomRequest const& request,
                                              std::function<Tenant(GroupIndex)> const& tenant_of);
 
+/// For a group to be loaded ahead that finds no place yet: what is free of the one that will be free first. Only a piece
+/// that is worth a copy of its own.
+std::optional<RangeMap::Piece> find_piece(RangeMap& ring, RoomRequest const& request,
+                                          std::function<Tenant(GroupIndex)> const& tenant_of);
+
+/// More of the place, from `place_begin`, of which the group has a piece: the rest, or what is worth a copy of its own.
+std::optional<RangeMap::Piece> extend_piece(RangeMap& ring, RoomRequest const& request, Bytes place_begin,
+                                            std::function<Tenant(GroupIndex)> const& tenant_of);
+
 }  // namespace noria::plan

@@ -1,6 +1,7 @@
 #include "plan/steady_pass.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "plan/ring_policy.h"
 
@@ -61,28 +62,74 @@ class Pass {
     double free = 0.0;  // the end of its latest use
   };
 
+  struct Part {
+    GroupIndex group = 0;
+    Bytes place_begin = 0;
+    Bytes bytes = 0;  // copied so far
+  };
+
   bool load(GroupIndex group, std::span<GroupIndex const> sooner, bool demanded) {
-    State& state = states_[group];
     RoomRequest const request{.group = group,
                               .bytes = groups_[group].bytes,
-                              .nested = state.tenant.nested,
+                              .nested = states_[group].tenant.nested,
                               .demanded = demanded,
                               .sooner = sooner};
-    auto const placement = find_room(ring_, request, [this](GroupIndex other) { return states_[other].tenant; });
+    auto const tenant = [this](GroupIndex other) { return states_[other].tenant; };
+    if (part_ && part_->group == group) {
+      if (auto const piece = extend_piece(ring_, request, part_->place_begin, tenant)) {
+        take_piece(request, *piece, part_->bytes);
+      }
+      if (!part_) {
+        return true;
+      }
+      if (!demanded) {
+        return false;
+      }
+      ring_.remove(group);
+      part_.reset();
+    }
+    auto const placement = find_room(ring_, request, tenant);
     if (!placement) {
+      if (!demanded && !part_) {
+        if (auto const piece = find_piece(ring_, request, tenant)) {
+          take_piece(request, *piece, 0);
+        }
+      }
       return false;
     }
-    double begin = copies_done_;
-    for (GroupIndex other : placement->evicted) {
-      begin = std::max(begin, states_[other].free);
-      states_[other].loaded = false;
+    copy(groups_[group].bytes, placement->evicted);
+    finish_load(group);
+    return true;
+  }
+
+  /// Copies what the piece has more than the `copied` bytes of before.
+  void take_piece(RoomRequest const& request, RangeMap::Piece const& piece, Bytes copied) {
+    copy(piece.bytes() - copied, piece.evicted);
+    states_[request.group].tenant.used_since_load = false;
+    part_ = Part{.group = request.group, .place_begin = piece.place_begin, .bytes = piece.bytes()};
+    if (piece.bytes() == request.bytes) {
+      part_.reset();
+      finish_load(request.group);
     }
-    copies_done_ =
-        begin + speeds_.latency_seconds + static_cast<double>(groups_[group].bytes) / speeds_.bytes_per_second;
+  }
+
+  void finish_load(GroupIndex group) {
+    State& state = states_[group];
     state.loaded = true;
     state.ready = copies_done_;
     state.tenant.used_since_load = false;
-    return true;
+  }
+
+  void copy(Bytes bytes, std::span<GroupIndex const> evicted) {
+    double begin = copies_done_;
+    for (GroupIndex other : evicted) {
+      begin = std::max(begin, states_[other].free);
+      states_[other].loaded = false;
+      if (part_ && part_->group == other) {
+        part_.reset();
+      }
+    }
+    copies_done_ = begin + speeds_.latency_seconds + static_cast<double>(bytes) / speeds_.bytes_per_second;
   }
 
   void load_ahead(std::size_t use) {
@@ -108,6 +155,7 @@ class Pass {
   Speeds const& speeds_;
   RangeMap ring_;
   std::vector<State> states_;
+  std::optional<Part> part_;
   double now_ = 0.0;
   double copies_done_ = 0.0;
   std::uint64_t clock_ = 0;

@@ -98,6 +98,47 @@ TEST_P(ReaderContract, ReadsRandomLayoutsToTheirPlacesAndNothingElse) {
   EXPECT_EQ(reader.stats().direct_bytes != 0, GetParam().direct);
 }
 
+TEST_P(ReaderContract, DeliversEveryByteOnceCutAtTheGridOnly) {
+  std::string const content = testing::pattern(5 * kMiB + 333);
+  auto const file = source("weights", content);
+  Reader reader(options());
+  constexpr Bytes kElement = 8;
+  std::vector<ReadPiece> const pieces{{.offset = 64, .length = 3 * kMiB, .destination = 0},
+                                      {.offset = 4 * kMiB + 8, .length = 2'000 * kElement, .destination = 3 * kMiB}};
+  std::string delivered(3 * kMiB + 2'000 * kElement, kUntouched);
+  std::size_t count = 0;
+  Bytes total = 0;
+  auto const deliver = [&](Bytes place, std::span<std::byte const> bytes) {
+    ++count;
+    EXPECT_EQ(place % kElement, 0U);
+    EXPECT_EQ(bytes.size() % kElement, 0U) << "an element stands across two deliveries";
+    ASSERT_LE(place + bytes.size(), delivered.size());
+    total += bytes.size();
+    std::memcpy(delivered.data() + place, bytes.data(), bytes.size());
+  };
+  reader
+      .start({.files = {file},
+              .plan = std::make_shared<ReadPlan const>(ReadPlan::make(pieces, {.chunk_bytes = kMiB})),
+              .deliver = deliver})
+      .wait();
+  EXPECT_TRUE(delivered == content.substr(64, 3 * kMiB) + content.substr(4 * kMiB + 8, 2'000 * kElement));
+  EXPECT_EQ(total, delivered.size()) << "a byte came twice";
+  EXPECT_GE(count, 5U) << "one for each chunk at least";
+}
+
+TEST_P(ReaderContract, WhatADeliveryThrowsFailsTheRequestAndNoOther) {
+  std::string const content = testing::pattern(2 * kMiB);
+  auto const file = source("weights", content);
+  Reader reader(options());
+  ReadRequest request = whole(file, {});
+  request.deliver = [](Bytes, std::span<std::byte const>) { throw IntegrityError("these are no numbers"); };
+  ReadTicket const failing = reader.start(std::move(request));
+  EXPECT_THROW(failing.wait(), Error);
+  AlignedBuffer const memory(content.size());
+  reader.start(whole(file, memory.bytes())).wait();
+  EXPECT_TRUE(text(memory.bytes()).substr(0, content.size()) == content);
+}
+
 TEST_P(ReaderContract, ManyRequestsAreServedAtOnceFromManyThreads) {
   std::string const content = testing::pattern(2 * kMiB + 5);
   auto const file = source("weights", content);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 #include "support/random.h"
@@ -14,6 +15,7 @@ using ::testing::IsEmpty;
 using Side = RangeMap::Side;
 
 auto const kAnyGoes = [](GroupIndex) { return Tenancy{}; };
+auto const kAllStay = [](GroupIndex) { return Tenancy{.stays = true, .stays_long = true}; };
 
 TEST(RangeMap, EqualGroupsMakeARingOfSlots) {
   RangeMap map(300);
@@ -85,6 +87,71 @@ TEST(RangeMap, TwoNeighboursAlwaysFitInTheLargestPair) {
   }
 }
 
+TEST(RangeMap, APieceIsWhatThePresentUseLeavesFree) {
+  RangeMap map(150);
+  ASSERT_TRUE(map.place(0, 100, Side::kLow, kAnyGoes));
+  auto const first_in_use = [](GroupIndex group) { return Tenancy{.stays = group == 0}; };
+  EXPECT_FALSE(map.place(1, 120, Side::kLow, first_in_use));
+  auto const piece = map.place_piece(1, 120, 50, first_in_use);
+  ASSERT_TRUE(piece);
+  EXPECT_EQ(piece->place_begin, 30U);
+  EXPECT_EQ(piece->begin, 100U);
+  EXPECT_EQ(piece->end, 150U);
+  EXPECT_THAT(piece->evicted, IsEmpty());
+  EXPECT_EQ(map.held_bytes(), 150U);
+
+  EXPECT_FALSE(map.extend(1, piece->place_begin, 120, 1, first_in_use)) << "the first is in use still";
+  EXPECT_EQ(map.held_bytes(), 150U);
+  auto const whole = map.extend(1, piece->place_begin, 120, 1, kAnyGoes);
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->bytes(), 120U);
+  EXPECT_THAT(whole->evicted, ElementsAre(0));
+  EXPECT_THAT(map.groups(), ElementsAre(1));
+  EXPECT_EQ(map.held_bytes(), 120U);
+}
+
+TEST(RangeMap, APieceGrowsAsOthersGo) {
+  RangeMap map(100);
+  for (GroupIndex group = 0; group < 3; ++group) {
+    ASSERT_TRUE(map.place(group, 20, Side::kLow, kAllStay));
+  }
+  GroupIndex gone = 0;
+  auto const in_turn = [&](GroupIndex group) { return Tenancy{.stays = group >= gone, .uses_left = group + 1}; };
+  auto const piece = map.place_piece(9, 90, 1, in_turn);
+  ASSERT_TRUE(piece);
+  EXPECT_EQ(piece->bytes(), 40U) << "all that the three leave";
+  gone = 1;
+  EXPECT_FALSE(map.extend(9, piece->place_begin, 90, 21, in_turn)) << "no more than 20 bytes could come now";
+  gone = 3;
+  auto const whole = map.extend(9, piece->place_begin, 90, 21, in_turn);
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->bytes(), 90U);
+  EXPECT_THAT(whole->evicted, ElementsAre(0, 1, 2));
+}
+
+TEST(RangeMap, APieceIsOfThePlaceThatIsFreeFirst) {
+  RangeMap map(220);
+  ASSERT_TRUE(map.place(0, 100, Side::kLow, kAnyGoes));
+  ASSERT_TRUE(map.place(1, 100, Side::kLow, kAllStay));
+  auto const in_turn = [](GroupIndex group) { return Tenancy{.stays = true, .uses_left = group + 1}; };
+  EXPECT_FALSE(map.place_piece(2, 100, 1, in_turn)) << "20 bytes beside the second, and the first goes sooner";
+  auto const piece = map.place_piece(2, 110, 1, in_turn);
+  EXPECT_TRUE(piece) << "only when both have gone is there room";
+}
+
+TEST(RangeMap, NoPieceBesideWhatStaysForLongNorOneTooSmallToBeWorthIt) {
+  RangeMap map(150);
+  ASSERT_TRUE(map.place(0, 100, Side::kLow, kAnyGoes));
+  auto const for_long = [](GroupIndex) {
+    return Tenancy{.stays = true, .uses_left = std::numeric_limits<std::size_t>::max()};
+  };
+  EXPECT_FALSE(map.place_piece(1, 120, 50, for_long));
+  auto const for_now = [](GroupIndex) { return Tenancy{.stays = true}; };
+  EXPECT_FALSE(map.place_piece(1, 120, 51, for_now));
+  EXPECT_FALSE(map.place_piece(1, 151, 1, for_now)) << "larger than the ring";
+  EXPECT_THAT(map.groups(), ElementsAre(0));
+}
+
 TEST(RangeMap, RangesStayDisjointAndInside) {
   test::Random random(2);
   RangeMap map(1000);
@@ -97,6 +164,18 @@ TEST(RangeMap, RangesStayDisjointAndInside) {
     });
     if (placement) {
       EXPECT_LE(placement->begin + bytes, 1000U);
+    } else if (auto const piece = map.place_piece(
+                   group, bytes, 1, [&](GroupIndex other) { return Tenancy{.stays = other % 7 == 0}; })) {
+      EXPECT_LE(piece->place_begin, piece->begin);
+      EXPECT_LT(piece->begin, piece->end);
+      EXPECT_LE(piece->end, piece->place_begin + bytes);
+      EXPECT_LE(piece->place_begin + bytes, 1000U);
+      auto const some_stay = [&](GroupIndex other) { return Tenancy{.stays = other % 3 == 0}; };
+      if (auto const more = map.extend(group, piece->place_begin, bytes, 1, some_stay)) {
+        EXPECT_LE(more->begin, piece->begin);
+        EXPECT_GE(more->end, piece->end);
+        EXPECT_GT(more->bytes(), piece->bytes());
+      }
     }
     EXPECT_LE(map.held_bytes(), 1000U);
   }

@@ -122,7 +122,7 @@ def run_pipeline(arguments: argparse.Namespace, folder: Path) -> Any:
         expected, seconds = measure(lambda: call(whole, arguments), clock, 1)
         report.resident_seconds = seconds[0]
         del whole
-    disk = "checkpoint" if device.type == "cpu" and arguments.dtype is None and has_safetensors(folder) else None
+    disk = "checkpoint" if device.type == "cpu" and has_safetensors(folder) else None
     handle = noria.offload(pipe, device, budget=budget, disk=disk)
     output = None
     with contextlib.ExitStack() as stack:

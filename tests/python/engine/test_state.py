@@ -65,6 +65,45 @@ def test_an_interrupt_in_an_entry_point_without_hooks_leaves_the_next_call_right
         pair.check(passes=1)
 
 
+@pytest.mark.parametrize("then", ["a weight", "a layer", "resident", "resize", "remove"])
+def test_what_an_interrupt_left_behind_is_in_nobodys_way(pair: Pair, then: str) -> None:
+    handle = smallest(pair)
+    pair.check(passes=1, names=["all blocks"])
+    with RaisesOnce(pair.offloaded.blocks[3], KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        call(pair.offloaded, pair.device)
+    x = Inputs(pair.device, 0).tensor(3, WIDTH)
+    for index in range(len(pair.offloaded.blocks)):
+        ours, theirs = (model.blocks[index].up for model in (pair.offloaded, pair.resident))
+        if then == "a weight":
+            assert_same_bits(ours.weight * 2, theirs.weight * 2)
+        elif then == "a layer":
+            assert_same_bits(ours(x), theirs(x))
+        elif then == "resident":
+            with handle.resident(ours):
+                assert_same_bits(ours(x), theirs(x))
+    if then == "resize":
+        handle.resize(2 * handle.status().budget_bytes)
+    if then == "remove":
+        handle.remove(pair.device)
+    pair.check()
+    pair.check_state()
+
+
+def test_a_resident_context_may_end_on_another_thread(pair: Pair) -> None:
+    handle = noria.offload(pair.offloaded, pair.device, budget=16 * 1024, granularity="leaf")
+    pair.check(passes=1)
+    for index in range(len(pair.offloaded.blocks)):
+        context = handle.resident(pair.offloaded.blocks[index])
+        context.__enter__()
+        ending = threading.Thread(target=context.__exit__, args=(None, None, None))
+        ending.start()
+        ending.join()
+    smallest_bytes = pair.smallest_budget(granularity="leaf")
+    handle.resize(smallest_bytes)
+    assert handle.status().device_bytes <= smallest_bytes
+    pair.check()
+
+
 @pytest.mark.parametrize("after", [1, 5, 20])
 def test_out_of_memory_in_a_pass_is_the_devices_own_error_and_the_next_call_is_right(sim, after: int) -> None:
     pair = Pair(SHAPES["T1"], torch.device("sim"))
@@ -136,6 +175,17 @@ def test_remove_moves_to_the_device_that_is_asked_for(pair: Pair) -> None:
     noria.remove_group_offloading(pair.offloaded, pair.device)
     assert all(parameter.device.type == pair.device.type for parameter in pair.offloaded.parameters())
     pair.check()
+
+
+def test_removing_to_what_is_no_device_changes_nothing(pair: Pair) -> None:
+    handle = smallest(pair)
+    for device in ("xyz", "cuda:7"):
+        with pytest.raises((RuntimeError, ValueError)):
+            handle.remove(device)
+    assert handle.status().weights_bytes > 0
+    pair.check()
+    handle.remove()
+    pair.check_state()
 
 
 def test_leaving_the_context_removes(pair: Pair) -> None:
@@ -257,6 +307,38 @@ def test_a_copy_is_an_ordinary_module_on_the_cpu(device: torch.device, shape: st
     pair.check()
 
 
+class CopiesItself(nn.Linear):
+    """Says itself how it is copied and pickled."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CopiesItself:
+        new = CopiesItself(self.in_features, self.out_features)
+        new.load_state_dict(self.state_dict())
+        new.copied_by = "itself"
+        return new
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "pickled_by": "itself"}
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_module_that_copies_itself_still_does(device: torch.device, how: str) -> None:
+    model = nn.Sequential(CopiesItself(8, 8), nn.Linear(8, 8), CopiesItself(8, 8))
+    model[2].weight = model[0].weight
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    noria.offload(model, device, budget=1536, granularity="leaf")
+    copied = COPIES[how](model)
+    attribute = {"deepcopy": "copied_by", "pickle": "pickled_by"}[how]
+    assert getattr(copied[0], attribute) == "itself"
+    for module in copied.modules():
+        assert not [name for name in module.__dict__ if "noria" in name]
+        assert not module._forward_pre_hooks
+    for name, tensor in copied.state_dict().items():
+        assert tensor.device.type == "cpu"
+        assert_same_bits(tensor, expected[name], name)
+    if how == "pickle":
+        assert copied[0].weight is copied[2].weight
+
+
 def test_a_copy_of_a_part_is_an_ordinary_module_too(pair: Pair) -> None:
     smallest(pair)
     block = copy.deepcopy(pair.offloaded.blocks[1])
@@ -296,6 +378,34 @@ def test_a_conversion_that_needs_a_larger_budget_is_refused_and_changes_nothing(
         pair.offloaded.double()
     pair.check()
     pair.check_state()
+
+
+def test_a_memory_format_is_what_the_weights_have_then(device: torch.device) -> None:
+    pair = Pair(SHAPES["T3"], device)
+    smallest(pair)
+    pair.check(passes=1)
+    for model in (pair.offloaded, pair.resident):
+        for part in pair.shape.parts(model).values():
+            part.to(memory_format=torch.channels_last)
+    kernels = [
+        (actual, expected)
+        for actual, expected in zip(pair.offloaded.parameters(), pair.resident.parameters(), strict=True)
+        if expected.dim() == 4
+    ]
+    assert any(not expected.is_contiguous() for _, expected in kernels), "a shape with kernels that change"
+    assert all(actual.stride() == expected.stride() for actual, expected in kernels)
+    pair.check()
+    pair.check_state()
+
+
+def test_a_conversion_on_the_onload_device_never_brings_all_of_it_there(simulate) -> None:
+    card = simulate(memory=2 << 20)
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(16)))  # 4 MiB
+    handle = noria.offload(model, "sim", budget=1 << 20, granularity="leaf")
+    model.to("sim", torch.float16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+    assert handle.status().weights_bytes == 2 << 20
+    assert card.stats()["peak_allocated"] <= 2 << 20
 
 
 def test_to_the_onload_device_does_nothing(pair: Pair) -> None:
