@@ -199,6 +199,7 @@ void init_engine(py::module_& m) {
       .def("add", &TensorTable::add, py::arg("tensor"), py::arg("name"))
       .def("find_pages", &TensorTable::find_pages)
       .def("page_of", &TensorTable::page_of, py::arg("index"))
+      .def("leave_home", &TensorTable::leave_home, py::arg("page"), "Its home has the bytes of the page already.")
       .def_property_readonly("page_bytes",
                              [](TensorTable const& table) {
                                std::vector<Bytes> bytes;

@@ -101,8 +101,8 @@ void give_memory(at::Tensor const& tensor) {
 /// The part of its file that a tensor of the model is made from.
 FileExtent extent_of(ShardSet const& shards, ShardTensor const& source, at::Tensor const& target) {
   FileExtent extent{.file = shards.files()[source.file], .file_offset = source.entry->begin, .bytes = target.nbytes()};
-  if (source.entry->dtype != dtype_name(target.scalar_type())) {
-    extent.conversion = Conversion{.from = floating_type(source.entry->dtype).value(), .to = target.scalar_type()};
+  if (auto const stored = floating_type(source.entry->dtype); stored && *stored != target.scalar_type()) {
+    extent.conversion = Conversion{.from = *stored, .to = target.scalar_type()};
   }
   return extent;
 }
