@@ -411,11 +411,17 @@ bool Engine::read_measurements() {
   if (!use_probes_.back().after.query() || (!copy_probes_.empty() && !copy_probes_.back().end.query())) {
     return false;
   }
+  double seconds = 0.0;
   for (std::size_t i = 0; i + 1 < use_probes_.size(); ++i) {
+    plan::GroupIndex const group = use_probes_[i].group;
+    seconds += std::max(use_probes_[i].after.elapsed_seconds(use_probes_[i + 1].before), 0.0);
+    if (use_probes_[i + 1].group == group) {
+      continue;  // operators in a row on one group are one use, as in the learned order
+    }
     // The quickest of the passes: the first ones warm up.
-    double const seconds = std::max(use_probes_[i].after.elapsed_seconds(use_probes_[i + 1].before), 0.0);
-    double& known = group_seconds_[use_probes_[i].group];
+    double& known = group_seconds_[group];
     known = known < 0.0 ? seconds : std::min(known, seconds);
+    seconds = 0.0;
   }
   for (std::size_t i = 0; i < copy_probes_.size() && !reader_; ++i) {  // a disk is the slower of the two
     CopyProbe const& probe = copy_probes_[i];

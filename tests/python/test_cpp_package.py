@@ -79,7 +79,8 @@ def test_a_cpp_transformer_runs_from_disk_under_a_quarter_of_its_weights(
     assert int(said["weights"]) == int(said["disk"]) == 4 * int(said["budget"])
     assert 0 < int(said["peak"]) <= int(said["budget"])
     slices = [event for event in json.loads(timeline.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert {event["cat"] for event in slices} == {"compute", "copy in"}
+    # On the cpu a file is read straight to where it is used: nothing is copied.
+    assert {event["cat"] for event in slices} == ({"compute"} if device == "cpu" else {"compute", "copy in"})
     assert any(event["name"].startswith("blocks.7") for event in slices)
 
 
