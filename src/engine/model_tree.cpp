@@ -9,7 +9,9 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <type_traits>
 
 namespace noria {
 namespace {
@@ -35,7 +37,10 @@ Described described(torch::nn::Module const& module) {
           .called = !plain_list && !parameters};
 }
 
-std::string class_name(torch::jit::Module const& module) { return module.type()->name()->name(); }
+std::string class_name(torch::jit::Module const& module) {
+  std::optional<c10::QualifiedName> const name = module.type()->name();
+  return name ? name->name() : "Module";
+}
 
 /// TorchScript keeps the names of Python's container classes.
 Described described(torch::jit::Module const& module) {
@@ -45,9 +50,6 @@ Described described(torch::jit::Module const& module) {
           .list = plain_list || type == "Sequential",
           .called = !plain_list && type != "ParameterList" && type != "ParameterDict"};
 }
-
-torch::nn::Module const& target(std::shared_ptr<torch::nn::Module> const& child) { return *child; }
-torch::jit::Module const& target(torch::jit::Module const& child) { return child; }
 
 template <typename Pairs, typename Visit>
 void for_each(Pairs const& pairs, Visit const& visit) {
@@ -78,8 +80,13 @@ class Walk {
              [&](std::string const& key, at::Tensor const& tensor) { add(index, joined(name, key), tensor, false); });
     for_each(module.named_buffers(/*recurse=*/false),
              [&](std::string const& key, at::Tensor const& tensor) { add(index, joined(name, key), tensor, true); });
-    for_each(module.named_children(),
-             [&](std::string const& key, auto const& child) { visit(target(child), joined(name, key), index); });
+    for_each(module.named_children(), [&](std::string const& key, auto const& child) {
+      if constexpr (std::is_same_v<Module, torch::nn::Module>) {
+        visit(*child, joined(name, key), index);
+      } else {
+        visit(child, joined(name, key), index);
+      }
+    });
   }
 
  private:

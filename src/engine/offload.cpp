@@ -80,7 +80,7 @@ void refuse_empty(ModelTree const& model) {
 }
 
 /// `tensor` goes on with the contents of `other`; every handle to it follows.
-void repoint(at::Tensor tensor, at::Tensor const& other) {
+void repoint(at::Tensor const& tensor, at::Tensor const& other) {
   if (tensor.is_same(other)) {
     return;
   }
@@ -90,7 +90,7 @@ void repoint(at::Tensor tensor, at::Tensor const& other) {
   }
   tensor.set_data(other);
   if (at::Tensor const& gradient = tensor.grad(); gradient.defined() && gradient.device() != other.device()) {
-    at::Tensor(gradient).set_data(gradient.to(other.device()));
+    gradient.set_data(gradient.to(other.device()));
   }
 }
 
