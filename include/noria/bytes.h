@@ -18,6 +18,13 @@ constexpr Bytes operator""_GiB(unsigned long long n) { return n << 30U; }
 
 /// An amount as a user writes it: bytes, or a share of what is free when it is resolved.
 struct ByteAmount {
+  constexpr ByteAmount(Bytes amount = 0) : bytes(amount) {}  // implicit: an amount is bytes unless it says otherwise
+  static constexpr ByteAmount of_free(double share) {
+    ByteAmount amount;
+    amount.share = share;
+    return amount;
+  }
+
   Bytes bytes = 0;
   double share = 0.0;  ///< in (0, 1] when the amount was written as a percentage, else 0
   [[nodiscard]] Bytes resolve(Bytes free_bytes) const;

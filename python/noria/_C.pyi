@@ -47,6 +47,7 @@ __all__: list[str] = [
     "set_log_sink",
     "torch_minor",
     "usable_device_types",
+    "write_trace",
 ]
 
 class DeviceBackend:
@@ -165,6 +166,10 @@ class TensorTable:
     def __init__(self) -> None: ...
     def add(self, tensor: torch.Tensor, name: str) -> int: ...
     def find_pages(self) -> None: ...
+    def leave_home(self, page: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Its home has the bytes of the page already.
+        """
     def manage(self, engine: Engine, index: typing.SupportsInt | typing.SupportsIndex) -> torch.Tensor: ...
     def page_of(self, index: typing.SupportsInt | typing.SupportsIndex) -> int: ...
     @property
@@ -279,6 +284,15 @@ def ring_bytes(table: TensorTable, grouping: Grouping, depth: typing.SupportsInt
 def says_out_of_memory(device_type: str, message: str) -> bool: ...
 def set_log_sink(sink: collections.abc.Callable) -> None: ...
 def usable_device_types() -> list[str]: ...
+def write_trace(
+    path: str,
+    slices: collections.abc.Sequence[
+        tuple[str, str, typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+    ],
+) -> None:
+    """
+    Writes the slices of stop_trace() as Chrome-trace JSON, which Perfetto opens.
+    """
 
 NO_MODULE: int = 4294967295
 NO_PAGE: int = 4294967295

@@ -16,14 +16,13 @@ from noria._model import Slot, inner_tensors, rebuild, repoint
 if TYPE_CHECKING:
     from noria.offloading import Offload
 
-_ATTRIBUTES = ("__deepcopy__", "__reduce_ex__", "_apply", "_noria_offload")
+_ATTRIBUTES = ("__deepcopy__", "__reduce_ex__", "_apply", "_noria_offload", "_save_to_state_dict")
 _HOOK_REGISTRIES = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_state_dict_hooks",
 )
 
 
@@ -64,20 +63,20 @@ def list_evicted_weights() -> None:
         torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
 
 
-def install(module: nn.Module, offload: Offload) -> list[Any]:
-    """Gives `module` its behaviour while it is managed; returns handles to take the hooks away."""
+def install(module: nn.Module, offload: Offload) -> None:
+    """Gives `module` its behaviour while it is managed."""
     this = weakref.ref(module)
     module.__dict__["_noria_offload"] = offload
     if isinstance(module, torch.jit.ScriptModule):
-        return []  # compiled: it takes no hooks, and the operator net serves it
+        return  # compiled: it takes no hooks, and the operator net serves it
     module.__dict__["__deepcopy__"] = lambda memo: _deepcopy(this(), memo)
     module.__dict__["__reduce_ex__"] = lambda protocol: _reduce(this(), protocol)
     module.__dict__["_apply"] = lambda fn, recurse=True: _apply(this(), fn, recurse)
-    return [module.register_state_dict_post_hook(_to_host)]
+    module.__dict__["_save_to_state_dict"] = lambda *where: _save_to_state_dict(this(), *where)
 
 
 def uninstall(module: nn.Module) -> None:
-    """Takes away what `install` gave, hooks excepted."""
+    """Takes away what `install` gave."""
     for name in _ATTRIBUTES:
         module.__dict__.pop(name, None)
 
@@ -105,7 +104,8 @@ def bring_home(module: nn.Module, engine: _C.Engine, hosts: _C.HostTensors) -> N
             repoint(slot, host_copy(old, hosts))
 
 
-def _to_host(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+def _save_to_state_dict(module: Any, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    type(module)._save_to_state_dict(module, state, prefix, keep_vars)
     hosts = _C.HostTensors()
     for slot in own_slots(module):
         value = state.get(prefix + slot.key)
@@ -120,7 +120,7 @@ def _plain_state(module: nn.Module) -> dict[str, Any]:
         key
         for key, hook in [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]
         if isinstance(getattr(hook, "__self__", None), _C.ModuleHook)
-    } | {key for key, hook in module._state_dict_hooks.items() if hook is _to_host}
+    }
     for name in _HOOK_REGISTRIES:
         registry = state[name]
         state[name] = type(registry)((key, hook) for key, hook in registry.items() if key not in ours)

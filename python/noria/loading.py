@@ -82,6 +82,7 @@ class FileHomes:
         self._tensors = self.shards.tensors
         self._prefixes = prefixes
         self._names: dict[int, list[Any]] = {}
+        self._table = _C.TensorTable()
 
     def entry(self, name: str) -> Any:
         """The checkpoint's (dtype, shape, file, offset, bytes) for a tensor of the model, or None."""
@@ -160,6 +161,7 @@ class FileHomes:
     def prepare(self, _engine: _C.Engine, model: Model) -> None:
         """Checks that the checkpoint fits the model; see `check`."""
         self.check(model)
+        self._table = model.table
 
     def give(self, engine: _C.Engine, group: int, pages: list[int]) -> bool:
         """Gives a group its home in the files; False when it has none there, or not for all of its weights."""
@@ -175,11 +177,14 @@ class FileHomes:
         if not extents:
             return False
         engine.give_file_home(group, self.shards, extents)
+        for page, *_ in extents:
+            self._table.leave_home(page)  # also when the group is brought to memory: the file's bytes count
         return True
 
     def finish(self) -> None:
         """Lets the model go: whoever keeps the homes must not keep it alive. From now on the model's values count."""
         self._names = {}
+        self._table = _C.TensorTable()
         self.authoritative = False
 
     def _same(self, tensor: torch.Tensor, entry: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -368,7 +367,7 @@ class Offload:
         try:
             yield
         finally:
-            write_trace(path, self._engine.stop_trace())
+            _C.write_trace(str(path), self._engine.stop_trace())
 
     def remove(self, device: str | torch.device = "cpu") -> None:
         """Ends offloading: the original parameter objects, with their values, on `device`. Safe twice."""
@@ -438,7 +437,7 @@ class Offload:
         roots = {id(root) for root in self.roots}
         slots_below: dict[int, list[Any]] = {}
         for index, module in enumerate(model.modules):
-            self._handles += _managed.install(module, self)
+            _managed.install(module, self)
             needs = grouping.needs[index]
             compiled = isinstance(module, torch.jit.ScriptModule)
             if compiled or self._settings.trigger != "modules" or (not needs and id(module) not in roots):
@@ -470,19 +469,6 @@ def _C_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
     from noria._model import inner_tensors
 
     return [leaf for _, leaf in inner_tensors(tensor) if _C.is_managed(leaf)]
-
-
-def write_trace(path: str | Path, slices: list[tuple[str, str, float, float]]) -> None:
-    """Writes engine slices as Chrome-trace JSON, which Perfetto opens. Times in the file are microseconds."""
-    rows = {row: i for i, row in enumerate(sorted({row for _, row, _, _ in slices}))}
-    events: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": row}} for row, tid in rows.items()
-    ]
-    events += [
-        {"name": name, "cat": row, "ph": "X", "pid": 1, "tid": rows[row], "ts": begin * 1e6, "dur": (end - begin) * 1e6}
-        for name, row, begin, end in slices
-    ]
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _roots_of(target: Any) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@
 #include "bindings/topics.h"
 #include "engine/blocking.h"
 #include "engine/folder_store.h"
+#include "engine/host_tensors.h"
 #include "engine/net.h"
 #include "engine/omission.h"
 #include "engine/tensor_table.h"
@@ -52,35 +53,6 @@ py::dict to_dict(Status const& s) {
                   py::arg("net_faults") = s.net_faults, py::arg("order_surprises") = s.order_surprises);
 }
 
-/// The page of a managed tensor and its engine; throws when the tensor is not one.
-std::pair<Engine*, plan::PageIndex> managed(at::Tensor const& tensor) {
-  Page* const page = tensor.has_storage() ? Page::of(tensor.storage().unsafeGetStorageImpl()) : nullptr;
-  NORIA_CHECK(page != nullptr && page->engine() != nullptr, Error, "the tensor is not managed by noria");
-  return {page->engine(), page->engine()->index_of(*page)};
-}
-
-/// Cpu tensors over host homes; tensors of one page get one storage, so what is tied stays tied.
-class HostTensors {
- public:
-  at::Tensor of(at::Tensor const& tensor) {
-    auto const [engine, page] = managed(tensor);
-    c10::intrusive_ptr<c10::StorageImpl>& storage = storages_[{engine, page}];
-    std::byte* data = nullptr;
-    std::shared_ptr<HostBlock> block = engine->host_bytes(page, &data);
-    if (!storage || storage->data() != data) {
-      auto* const keep = new std::shared_ptr<HostBlock>(std::move(block));
-      c10::DataPtr pointer(data, keep, [](void* p) { delete static_cast<std::shared_ptr<HostBlock>*>(p); }, c10::kCPU);
-      storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t{},
-                                                      static_cast<int64_t>(engine->page(page).bytes()),
-                                                      std::move(pointer), c10::GetAllocator(c10::kCPU), false);
-    }
-    return tensor_over(storage, c10::kCPU, tensor, tensor.storage_offset());
-  }
-
- private:
-  std::map<std::pair<Engine*, plan::PageIndex>, c10::intrusive_ptr<c10::StorageImpl>> storages_;
-};
-
 void unmap(void* mapping) { delete static_cast<FileMapping*>(mapping); }
 
 plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorTable const& table,
@@ -97,6 +69,16 @@ plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorT
                                 .block_modules = block_modules,
                                 .split_above_bytes = split_above_bytes};
   return plan::make_groups(modules, bytes, options);
+}
+
+void write_trace(std::string const& path,
+                 std::vector<std::tuple<std::string, std::string, double, double>> const& slices) {
+  std::vector<TraceSlice> out;
+  out.reserve(slices.size());
+  for (auto const& [name, row, begin, end] : slices) {
+    out.push_back({.name = name, .row = row, .begin_seconds = begin, .end_seconds = end});
+  }
+  write_chrome_trace(path, out);
 }
 
 std::optional<Conversion> conversion_between(std::string const& stored, std::string const& wanted) {
@@ -220,6 +202,7 @@ void init_engine(py::module_& m) {
       .def("add", &TensorTable::add, py::arg("tensor"), py::arg("name"))
       .def("find_pages", &TensorTable::find_pages)
       .def("page_of", &TensorTable::page_of, py::arg("index"))
+      .def("leave_home", &TensorTable::leave_home, py::arg("page"), "Its home has the bytes of the page already.")
       .def_property_readonly("page_bytes",
                              [](TensorTable const& table) {
                                std::vector<Bytes> bytes;
@@ -235,7 +218,8 @@ void init_engine(py::module_& m) {
         py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
 
   m.def(
-      "converts", [](std::string const& stored, std::string const& wanted) {
+      "converts",
+      [](std::string const& stored, std::string const& wanted) {
         return floating_type(stored).has_value() && floating_type(wanted).has_value();
       },
       py::arg("stored"), py::arg("wanted"), "Whether tensors of one safetensors dtype can become another on load.");
@@ -367,6 +351,8 @@ void init_engine(py::module_& m) {
           py::arg("folder"), py::arg("engine"), py::arg("table"))
       .def("give_home", &FolderStore::give_home, py::arg("engine"), py::arg("group"));
   m.def("net_engines", &OperatorNet::engines);
+  m.def("write_trace", &write_trace, py::arg("path"), py::arg("slices"),
+        "Writes the slices of stop_trace() as Chrome-trace JSON, which Perfetto opens.");
   m.def("component_folder", &component_folder, py::arg("component"));
   m.def(
       "holds_bytes_of",

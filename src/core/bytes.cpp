@@ -80,13 +80,13 @@ ByteAmount parse_byte_amount(std::string_view text) {
     if (number <= 0.0 || number > 100.0) {
       refuse(text, "a percentage must be above 0 and at most 100");
     }
-    return {.bytes = 0, .share = number / 100.0};
+    return ByteAmount::of_free(number / 100.0);
   }
   double const value = number * unit_factor(unit, text);
   if (value >= 9.2e18) {
     refuse(text, "it is too large");
   }
-  return {.bytes = static_cast<Bytes>(value), .share = 0.0};
+  return static_cast<Bytes>(value);
 }
 
 std::string format_bytes(Bytes bytes) {

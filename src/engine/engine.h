@@ -3,6 +3,8 @@
 
 #include <noria/bytes.h>
 #include <noria/device_backend.h>
+#include <noria/status.h>
+#include <noria/trace.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -44,48 +46,6 @@ struct EngineSettings {
   bool low_memory = false;
   /// Poison what is freed, compare what was loaded with its home.
   bool verify = false;
-};
-
-struct GroupStatus {
-  std::string name;
-  Bytes bytes = 0;
-  std::string tier;  ///< "pinned", "pageable" or "disk": where its home is
-  bool resident = false;
-  bool dirty = false;
-  std::uint64_t loads = 0;
-  std::uint64_t stalls = 0;
-  double stall_seconds = 0.0;
-};
-
-struct Status {
-  std::string device;
-  Bytes budget_bytes = 0;
-  Bytes weights_bytes = 0;
-  Bytes resident_bytes = 0;
-  Bytes streamed_bytes = 0;
-  Bytes device_bytes = 0;
-  Bytes peak_device_bytes = 0;
-  Bytes host_pinned_bytes = 0;
-  Bytes host_pageable_bytes = 0;
-  Bytes disk_bytes = 0;
-  std::uint64_t passes = 0;
-  Bytes bytes_in = 0;
-  Bytes bytes_out = 0;
-  std::uint64_t loads = 0;
-  std::uint64_t stalls = 0;
-  double stall_seconds = 0.0;
-  std::uint64_t host_syncs = 0;
-  std::uint64_t net_faults = 0;
-  std::uint64_t order_surprises = 0;
-  std::vector<GroupStatus> groups;
-};
-
-/// One load or one use, for timelines. Seconds since the trace began.
-struct TraceSlice {
-  std::string name;
-  std::string row;  ///< "copy in", "copy out", "compute"
-  double begin_seconds = 0.0;
-  double end_seconds = 0.0;
 };
 
 /// Note [Locking]
@@ -151,8 +111,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// As begin, for groups that are used together by no module: an operator's. None of them when it throws.
   void begin_groups(std::span<plan::GroupIndex const> groups);
   void end_group(plan::GroupIndex group) noexcept;
-  /// These groups are on the device and their addresses hold until let_go(), on any thread. Between passes the budget is
-  /// divided anew around them. Throws BudgetError when they do not fit it beside the rest.
+  /// These groups are on the device and their addresses hold until let_go(), on any thread. Between passes the budget
+  /// is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
   void let_go(std::vector<plan::GroupIndex> const& groups) noexcept;
   /// Says whether a module of the engine is running on the calling thread; called without the engine's lock. Installed
@@ -386,12 +346,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::optional<Bytes> resize_to_;
   std::uint64_t clock_ = 0;  // counts uses
   std::optional<plan::GroupIndex> last_group_;
+  bool last_by_module_ = false;  // else the latest use was an operator's, and the next may want its group at once
   std::vector<plan::GroupIndex> planned_order_;
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release
   std::uint64_t releases_ = 0;
-  std::size_t holds_ = 0;    // of all groups
-  std::size_t users_ = 0;    // threads with an open use
+  std::size_t holds_ = 0;  // of all groups
+  std::size_t users_ = 0;  // threads with an open use
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
   std::atomic<bool> running_{false};  // between start() and stop()

@@ -112,8 +112,9 @@ bool Engine::load_piece(plan::RoomRequest const& request) {
   auto const tenant_of = [this](plan::GroupIndex g) { return tenant(g); };
   plan::RangeMap const before = ring_;
   bool const first = !comes_in_part(request.group);
-  auto const piece = first ? plan::find_piece(ring_, request, tenant_of)
-                           : plan::extend_piece(ring_, request, group.device_offset - residency_.resident_bytes, tenant_of);
+  auto const piece =
+      first ? plan::find_piece(ring_, request, tenant_of)
+            : plan::extend_piece(ring_, request, group.device_offset - residency_.resident_bytes, tenant_of);
   if (!piece) {
     return false;
   }
@@ -338,10 +339,12 @@ void Engine::prefetch() {
   std::array<plan::GroupIndex, plan::kLookAhead> upcoming{};
   std::size_t count = order_.upcoming(upcoming);
   std::vector<plan::GroupIndex> sooner;
-  if (count == 0 && order_.uses() <= groups_.size()) {
-    // The first pass: the order in which the model declares its modules is the best guess there is, and that the group
-    // used last may be used again at once.
-    sooner.push_back(*last_group_);
+  bool const first_pass = count == 0 && order_.uses() <= groups_.size();
+  if (first_pass || !last_by_module_) {
+    sooner.push_back(*last_group_);  // may be used again at once
+  }
+  if (first_pass) {
+    // The order in which the model declares its modules is the best guess there is.
     for (plan::GroupIndex g = *last_group_ + 1; g < groups_.size() && count < upcoming.size(); ++g) {
       upcoming[count++] = g;
     }
@@ -408,11 +411,17 @@ bool Engine::read_measurements() {
   if (!use_probes_.back().after.query() || (!copy_probes_.empty() && !copy_probes_.back().end.query())) {
     return false;
   }
+  double seconds = 0.0;
   for (std::size_t i = 0; i + 1 < use_probes_.size(); ++i) {
+    plan::GroupIndex const group = use_probes_[i].group;
+    seconds += std::max(use_probes_[i].after.elapsed_seconds(use_probes_[i + 1].before), 0.0);
+    if (use_probes_[i + 1].group == group) {
+      continue;  // operators in a row on one group are one use, as in the learned order
+    }
     // The quickest of the passes: the first ones warm up.
-    double const seconds = std::max(use_probes_[i].after.elapsed_seconds(use_probes_[i + 1].before), 0.0);
-    double& known = group_seconds_[use_probes_[i].group];
+    double& known = group_seconds_[group];
     known = known < 0.0 ? seconds : std::min(known, seconds);
+    seconds = 0.0;
   }
   for (std::size_t i = 0; i < copy_probes_.size() && !reader_; ++i) {  // a disk is the slower of the two
     CopyProbe const& probe = copy_probes_[i];

@@ -33,6 +33,8 @@ class TensorTable {
   /// Every tensor as an offload folder describes it; offsets are from the start of the tensor's page.
   [[nodiscard]] std::vector<StoredTensor> stored_tensors() const;
 
+  /// The page's home has its bytes already: manage() brings none.
+  void leave_home(plan::PageIndex page) { spans_[page].filled = true; }
   /// Copies the bytes of the tensor's page to its home, the first time, and returns the managed tensor in its place:
   /// same sizes and strides, on the engine's device. The same tensor when it could be taken over as it is. A tensor on
   /// meta brings no bytes. Forgets the tensor.

@@ -57,6 +57,7 @@ void Engine::begin(plan::ModuleIndex module) {
   }
   acquire_as_user(lock, needs);
   t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
+  last_by_module_ = true;
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
 
@@ -72,6 +73,7 @@ void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
   for (plan::GroupIndex group : groups) {
     t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
   }
+  last_by_module_ = false;
 }
 
 void Engine::acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {

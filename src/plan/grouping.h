@@ -2,6 +2,7 @@
 #pragma once
 
 #include <noria/bytes.h>
+#include <noria/granularity.h>
 
 #include <cstdint>
 #include <span>
@@ -25,11 +26,7 @@ struct ModuleNode {
   std::vector<PageIndex> pages = {};  ///< of its direct parameters and buffers; a page may stand in several modules
 };
 
-enum class Granularity {
-  kAuto,   ///< blocks, and smaller where a block is large against the budget
-  kBlock,  ///< one group per block of a list; what is outside every list, one group per smallest subtree
-  kLeaf    ///< one group per module with tensors of its own
-};
+using noria::Granularity;
 
 struct GroupingOptions {
   Granularity granularity = Granularity::kAuto;

@@ -22,7 +22,7 @@ def test_the_python_example_stays_within_its_budget(fresh_python: Callable[..., 
 
 
 def test_the_cpp_example_is_the_file_that_the_build_compiles() -> None:
-    assert example("cpp") == (ROOT / "examples" / "fits.cpp").read_text()
+    assert example("cpp") == (ROOT / "examples" / "budget.cpp").read_text()
 
 
 def test_every_file_the_documentation_links_to_exists() -> None:

@@ -278,15 +278,13 @@ def traced(handle: Any, arguments: argparse.Namespace, report: Report) -> Iterat
     if arguments.trace is None and arguments.plot is None:
         yield
         return
-    from noria.offloading import write_trace
-
     handle._engine.start_trace()
     try:
         yield
     finally:
         slices = handle._engine.stop_trace()
     if arguments.trace is not None:
-        write_trace(arguments.trace, slices)
+        _C.write_trace(str(arguments.trace), slices)
     if arguments.plot is not None:
         budget = _C.format_bytes(report.budget_bytes or handle.status().budget_bytes)
         plot.plot(arguments.plot, slices, f"{report.model} on {report.device}, budget {budget}")

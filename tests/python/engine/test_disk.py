@@ -287,3 +287,14 @@ def test_the_manifest_says_whose_bytes_the_folder_holds(device: torch.device, tm
     content = json.loads(manifest.read_text())["noria"]
     assert content["source"]["content"].startswith("xxh3-128:")
     assert {tensor["name"] for tensor in content["tensors"]} == set(chain().state_dict())
+
+
+def test_load_over_real_weights_takes_those_of_the_checkpoint(sim, tmp_path: Path) -> None:
+    source = chain()
+    from safetensors.torch import save_file
+
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    other = chain(seed=1)
+    noria.load(other, tmp_path, "sim", budget=3 * layer_bytes(), host_budget="1GiB")
+    x = torch.randn(2, 64)
+    assert torch.equal(other(x.to("sim")).cpu(), source.to("sim")(x.to("sim")).cpu())
