@@ -63,8 +63,8 @@ class RangeMap {
   /// bytes; the map is then unchanged.
   std::optional<Piece> place_piece(GroupIndex group, Bytes bytes, Bytes least,
                                    std::function<Tenancy(GroupIndex)> const& tenancy);
-  /// Takes more of the place of which `group` has a piece. Empty when all of it cannot be had yet, and what can is fewer
-  /// than `least` bytes.
+  /// Takes more of the place of which `group` has a piece. Empty when all of it cannot be had yet, and what can is
+  /// fewer than `least` bytes.
   std::optional<Piece> extend(GroupIndex group, Bytes place_begin, Bytes bytes, Bytes least,
                               std::function<Tenancy(GroupIndex)> const& tenancy);
   void remove(GroupIndex group);

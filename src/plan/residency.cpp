@@ -418,7 +418,8 @@ Residency choose_residents(std::span<GroupUse const> groups, std::span<GroupInde
       best = std::move(plan);
     }
   }
-  if (std::optional<Residency> all = chooser.with_residents_above(0, 1, Chooser::Rest::kRing); all && all->streamed_bytes == 0) {
+  if (std::optional<Residency> all = chooser.with_residents_above(0, 1, Chooser::Rest::kRing);
+      all && all->streamed_bytes == 0) {
     best = std::move(all);
   }
   NORIA_ASSERT(best.has_value(), "the smallest budget fits with no residents");

@@ -37,8 +37,8 @@ struct RoomRequest {
 std::optional<RangeMap::Placement> find_room(RangeMap& ring, RoomRequest const& request,
                                              std::function<Tenant(GroupIndex)> const& tenant_of);
 
-/// For a group to be loaded ahead that finds no place yet: what is free of the one that will be free first. Only a piece
-/// that is worth a copy of its own.
+/// For a group to be loaded ahead that finds no place yet: what is free of the one that will be free first. Only a
+/// piece that is worth a copy of its own.
 std::optional<RangeMap::Piece> find_piece(RangeMap& ring, RoomRequest const& request,
                                           std::function<Tenant(GroupIndex)> const& tenant_of);
 

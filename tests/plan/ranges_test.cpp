@@ -164,8 +164,8 @@ TEST(RangeMap, RangesStayDisjointAndInside) {
     });
     if (placement) {
       EXPECT_LE(placement->begin + bytes, 1000U);
-    } else if (auto const piece = map.place_piece(
-                   group, bytes, 1, [&](GroupIndex other) { return Tenancy{.stays = other % 7 == 0}; })) {
+    } else if (auto const piece = map.place_piece(group, bytes, 1,
+                                                  [&](GroupIndex other) { return Tenancy{.stays = other % 7 == 0}; })) {
       EXPECT_LE(piece->place_begin, piece->begin);
       EXPECT_LT(piece->begin, piece->end);
       EXPECT_LE(piece->end, piece->place_begin + bytes);
