@@ -3,7 +3,8 @@
 A synthetic checkpoint (64 layers) is written once. Each contender then runs the same chain of layers, one pass after
 the other, in a process of its own: noria on the cpu at three budgets, accelerate's `disk_offload`, Diffusers'
 `offload_to_disk_path`, and a plain memory map; and the read engine alone, without a model. The contenders take turns,
-cold (the files dropped from the page cache, and checked to be) and cached.
+cold (the files dropped from the page cache, and checked to be) and cached. At last noria runs beside a computation that
+takes as long as reading.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from torch import nn
 
 LAYERS = 64
 GIB = 1 << 30
-CONTENDERS = ("engine alone", "noria 10 %", "noria 50 %", "noria 100 %", "accelerate", "diffusers", "mmap")
+CONTENDERS = ("engine alone", "noria 10 %", "noria 50 %", "noria 100 %", "accelerate", "diffusers", "mmap", "resident")
+# Both with so many inputs that computing takes as long as reading.
+_COMPUTING = ", computing as long"
+
+Maker = Callable[[Path, int, Path, int], tuple[Callable[[], Any], list[Path]]]
 
 
 @dataclass(frozen=True)
@@ -129,15 +134,15 @@ def memory(field: str) -> int:
 # --- Contenders: each gives a function that makes one pass, and the folders that it reads -----------------------------
 
 
-def engine_alone(folder: Path, _width: int, _scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
+def engine_alone(folder: Path, _width: int, _scratch: Path, _batch: int) -> tuple[Callable[[], Any], list[Path]]:
     from noria import _C
 
     shards = _C.ShardSet.open(str(folder))
     return shards.read_through, [folder]
 
 
-def noria_at(share: float) -> Callable[[Path, int, Path], tuple[Callable[[], Any], list[Path]]]:
-    def make(folder: Path, width: int, _scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
+def noria_at(share: float) -> Maker:
+    def make(folder: Path, width: int, _scratch: Path, batch: int) -> tuple[Callable[[], Any], list[Path]]:
         import noria
         from noria.loading import empty_weights
 
@@ -146,34 +151,57 @@ def noria_at(share: float) -> Callable[[Path, int, Path], tuple[Callable[[], Any
         weights = LAYERS * width * width * 4
         smallest = width * width * 4 + 512
         noria.load(model, folder, "cpu", budget=max(int(share * weights), 2 * smallest) + LAYERS * 512)
-        x = torch.ones(1, width)
+        x = torch.ones(batch, width)
         return lambda: model(x), [folder]
 
     return make
 
 
-def accelerate(folder: Path, width: int, scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
+def accelerate(folder: Path, width: int, scratch: Path, batch: int) -> tuple[Callable[[], Any], list[Path]]:
     from accelerate import disk_offload
 
     model = loaded(folder, width)
     disk_offload(model, str(scratch), execution_device=torch.device("cpu"))
-    x = torch.ones(1, width)
+    x = torch.ones(batch, width)
     return lambda: model(x), [scratch]
 
 
-def diffusers(folder: Path, width: int, scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
+def diffusers(folder: Path, width: int, scratch: Path, batch: int) -> tuple[Callable[[], Any], list[Path]]:
     from diffusers.hooks.group_offloading import apply_group_offloading
 
     model = loaded(folder, width)
     apply_group_offloading(model, torch.device("cpu"), offload_type="leaf_level", offload_to_disk_path=str(scratch))
-    x = torch.ones(1, width)
+    x = torch.ones(batch, width)
     return lambda: model(x), [scratch]
 
 
-def mapped(folder: Path, width: int, _scratch: Path) -> tuple[Callable[[], Any], list[Path]]:
+def mapped(folder: Path, width: int, _scratch: Path, batch: int) -> tuple[Callable[[], Any], list[Path]]:
     model = loaded(folder, width)
-    x = torch.ones(1, width)
+    x = torch.ones(batch, width)
     return lambda: model(x), [folder]
+
+
+def resident(folder: Path, width: int, _scratch: Path, batch: int) -> tuple[Callable[[], Any], list[Path]]:
+    model = loaded(folder, width)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    x = torch.ones(batch, width)
+    return lambda: model(x), [folder]
+
+
+@torch.no_grad()
+def batch_for(target_seconds: float, folder: Path, width: int) -> int:
+    """How many inputs make a pass of the resident model take that long."""
+    model = loaded(folder, width)
+    batch, seconds = 8, 0.0
+    while seconds < target_seconds / 4:
+        batch *= 2
+        x = torch.ones(batch, width)
+        model(x)
+        began = time.perf_counter()
+        model(x)
+        seconds = time.perf_counter() - began
+    return max(int(batch * target_seconds / seconds), 1)
 
 
 def loaded(folder: Path, width: int) -> nn.Sequential:
@@ -189,7 +217,7 @@ def loaded(folder: Path, width: int) -> nn.Sequential:
     return model.requires_grad_(False)
 
 
-MAKERS: dict[str, Callable[[Path, int, Path], tuple[Callable[[], Any], list[Path]]]] = {
+MAKERS: dict[str, Maker] = {
     "engine alone": engine_alone,
     "noria 10 %": noria_at(0.1),
     "noria 50 %": noria_at(0.5),
@@ -197,15 +225,16 @@ MAKERS: dict[str, Callable[[Path, int, Path], tuple[Callable[[], Any], list[Path
     "accelerate": accelerate,
     "diffusers": diffusers,
     "mmap": mapped,
+    "resident": resident,
 }
 
 
 @torch.no_grad()
-def work(contender: str, folder: Path, width: int, state: str, passes: int) -> dict[str, Any]:
+def work(contender: str, folder: Path, width: int, state: str, passes: int, batch: int) -> dict[str, Any]:
     """One contender's passes, in this process: seconds of each, peak memory, CPU time, how cold the cache was."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         before = memory("VmRSS")
-        run, reads = MAKERS[contender](folder, width, Path(scratch))
+        run, reads = MAKERS[contender](folder, width, Path(scratch), batch)
         run()  # the first pass learns
         run()
         Path("/proc/self/clear_refs").write_text("5")
@@ -245,16 +274,19 @@ def measure(gib: float, rounds: int, folder: str | None = None) -> list[Row]:
         for _ in range(rounds):
             for state in ("cold", "cached"):
                 for contender in CONTENDERS:
-                    if (contender, state) == ("mmap", "cold"):
+                    if state == "cold" and contender in ("mmap", "resident"):
                         continue  # pages that are mapped cannot be dropped
                     if state == "cached":
                         warm(files_below(checkpoint))
-                    command = [sys.executable, "-m", "noria.bench.disk", contender, str(checkpoint), str(width), state]
-                    done = subprocess.run(command, capture_output=True, text=True, check=False)
-                    if done.returncode == 0:
-                        found.setdefault((contender, state), []).append(json.loads(done.stdout.splitlines()[-1]))
-                    else:
-                        print(f"{contender}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+                    if (result := _in_a_process(contender, checkpoint, width, state)) is not None:
+                        found.setdefault((contender, state), []).append(result)
+            reading = min(found["engine alone", "cold"][-1]["seconds"])
+            calibrated = _in_a_process("resident", checkpoint, width, "cached", "--seconds", str(reading))
+            if calibrated is not None:
+                found.setdefault(("resident" + _COMPUTING, "cached"), []).append(calibrated)
+                batch = ("--batch", str(calibrated["batch"]))
+                if (result := _in_a_process("noria 10 %", checkpoint, width, "cold", *batch)) is not None:
+                    found.setdefault(("noria 10 %" + _COMPUTING, "cold"), []).append(result)
     rows = []
     for (contender, state), results in found.items():
         seconds = sorted(second for result in results for second in result["seconds"])
@@ -272,6 +304,15 @@ def measure(gib: float, rounds: int, folder: str | None = None) -> list[Row]:
     return rows
 
 
+def _in_a_process(contender: str, checkpoint: Path, width: int, state: str, *options: str) -> dict[str, Any] | None:
+    command = [sys.executable, "-m", "noria.bench.disk", contender, str(checkpoint), str(width), state, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        print(f"{contender}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def as_data(rows: list[Row]) -> dict[str, Any]:
     """For `--json`."""
     return {"rows": [asdict(row) for row in rows]}
@@ -285,11 +326,18 @@ def main() -> int:
     parser.add_argument("width", type=int)
     parser.add_argument("state", choices=("cold", "cached"))
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=float, help="take so many inputs that a pass of the resident model lasts that"
+    )
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    result = work(arguments.contender, arguments.folder, arguments.width, arguments.state, arguments.passes)
-    print(json.dumps(result))
+    batch = arguments.batch
+    if arguments.seconds is not None:
+        batch = batch_for(arguments.seconds, arguments.folder, arguments.width)
+    result = work(arguments.contender, arguments.folder, arguments.width, arguments.state, arguments.passes, batch)
+    print(json.dumps({**result, "batch": batch}))
     return 0
 
 
