@@ -147,8 +147,8 @@ def _too_many(devices: int) -> str:
     served = f"serves {_proven_devices}" if _proven_devices else "has run before the simulator was enabled"
     return (
         f"{devices} simulated device(s) cannot run a backward in this process: PyTorch's autograd engine counts "
-        f"devices at its first use, and here it {served}. Enable the simulator at the start of the process with all the "
-        "devices that you will want, or call noria.sim.reserve() there; pass force=True if those run no backward"
+        f"devices at its first use, and here it {served}. Enable the simulator at the start of the process with all "
+        "the devices that you will want, or call noria.sim.reserve() there; pass force=True if those run no backward"
     )
 
 

@@ -92,7 +92,8 @@ def test_a_forked_worker_works_on_the_cpu() -> None:
     status, printed = status_and_output(
         """
         from torch.utils.data import DataLoader, TensorDataset
-        loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=2, multiprocessing_context="fork")
+        data = TensorDataset(torch.arange(8.0))
+        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
         print([batch.to("sim").sum().item() for (batch,) in loader])
         """
     )
