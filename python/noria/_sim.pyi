@@ -27,6 +27,7 @@ __all__: list[str] = [
     "enabled",
     "exchange_device",
     "findings",
+    "forget",
     "host_clock",
     "host_stats",
     "inject",
@@ -77,6 +78,11 @@ def enable(
 def enabled() -> bool: ...
 def exchange_device(index: typing.SupportsInt | typing.SupportsIndex) -> int: ...
 def findings() -> list[dict[str, typing.Any]]: ...
+def forget() -> None:
+    """
+    Takes back enable(): there is no device until the next one.
+    """
+
 def host_clock() -> float: ...
 def host_stats() -> dict[str, typing.Any]: ...
 def inject(
