@@ -128,8 +128,14 @@ def test_an_exception_or_an_interrupt_in_the_middle_ends_with_its_own_status() -
     )
     assert status == 1
     assert printed.endswith("ValueError: in the middle")
+    # With its handler set: a shell starts background jobs with the signal ignored.
     status, printed = status_and_output(
-        "import signal; os.kill(os.getpid(), signal.SIGINT); torch.ones(1, device='sim')"
+        """
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.kill(os.getpid(), signal.SIGINT)
+        torch.ones(1, device="sim")
+        """
     )
     assert status == -2
     assert printed.endswith("KeyboardInterrupt")
