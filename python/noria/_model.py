@@ -195,15 +195,21 @@ class Model:
 
     def manage(self, engine: _C.Engine, pages: set[int]) -> None:
         """Turns every tensor with a page in `pages` into a managed one; its old memory is given up."""
+        replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of one object under several names
         for slot in self.slots:
             leaves = [leaf for leaf in slot.leaves if self.table.page_of(leaf.index) in pages]
             if not leaves:
                 continue
             old = slot.tensor
+            if id(old) in replaced:
+                slot.registry[slot.key] = replaced[id(old)][1]
+                continue
             inner = dict(inner_tensors(old))
             for leaf in leaves:
                 inner[leaf.path] = self.table.manage(engine, leaf.index)
             repoint(slot, rebuild(old, inner))
+            if slot.tensor is not old:  # it was on meta
+                replaced[id(old)] = (old, slot.tensor)
 
     def move_empty(self, device: torch.device) -> None:
         """Tensors without bytes have no page; they only change their device."""

@@ -299,6 +299,10 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise TypeError(f"noria.load takes an nn.Module, and got a {type(model_on_meta).__name__}")
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"the checkpoint must be a path, and is a {type(checkpoint).__name__}")
+    if "dtype" in options:
+        raise TypeError(
+            "noria.load takes no dtype: the weights get the dtypes that model_on_meta has; build it in the one you want"
+        )
     if options.get("disk") not in (None, "checkpoint", "mapped"):
         raise ValueError(
             "noria.load streams from the checkpoint itself; disk=FOLDER, a copy of the weights, is for noria.offload"

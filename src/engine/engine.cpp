@@ -143,6 +143,10 @@ plan::Residency Engine::choose(std::span<plan::GroupIndex const> order) const {
   if (!ahead_) {
     return plan::choose_residents(costs_, order, options_.budget, 1);
   }
+  if (options_.device.is_cpu()) {
+    // Reads take time from the very cores that compute: the fewest bytes, whatever a clock says.
+    return plan::choose_residents(costs_, order, options_.budget, options_.depth);
+  }
   plan::Speeds const known = speeds(order);
   return plan::choose_residents(costs_, order, options_.budget, options_.depth, &known);
 }
@@ -151,7 +155,7 @@ bool Engine::worth_changing(plan::Residency const& other, std::span<plan::GroupI
   if (other.resident == residency_.resident) {
     return false;
   }
-  if (!ahead_ || holds_ > 0) {
+  if (!ahead_ || holds_ > 0 || options_.device.is_cpu()) {
     return true;
   }
   constexpr double kWorthIt = 0.995;  // a change sends everything out once
@@ -262,7 +266,8 @@ void Engine::start() {
   prepare_disk();
   allocate_arena();
   group_seconds_.assign(groups_.size(), -1.0);
-  measuring_ = ahead_ && backend_.capabilities().event_timing && residency_.streamed_bytes > 0;
+  measuring_ =
+      ahead_ && !options_.device.is_cpu() && backend_.capabilities().event_timing && residency_.streamed_bytes > 0;
   running_ = true;
   counted_by_net_ = true;
   OperatorNet::add_engine();

@@ -192,7 +192,9 @@ class Inputs {
         why += " together with " + std::to_string(touched_.size() - 1) + " more weights";
       }
       why += std::string(": ") + error.what();
-      if (touched_.size() > 1) {
+      if (touched_.size() > 1 && std::string_view(operator_name).find("_fused_") != std::string_view::npos) {
+        why += ". An optimizer takes its weights one by one with fused=False, foreach=False";
+      } else if (touched_.size() > 1 && std::string_view(operator_name).find("_foreach_") != std::string_view::npos) {
         why += ". An optimizer takes its weights one by one with foreach=False";
       }
       for (Touch const& touch : touched_) {

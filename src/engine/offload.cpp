@@ -137,7 +137,8 @@ struct Offload::State {
                                       OffloadOptions const& options);
   void take(ModelTree const& model, TensorTable& table, CheckpointWeights const* files, OffloadOptions const& options);
   void bring_home();
-  void remove();
+  /// False when that has happened already.
+  bool remove();
   UseScope scope(ModelTree const& part, bool resident);
 };
 
@@ -231,12 +232,14 @@ void Offload::State::bring_home() {
   engine->stop();
 }
 
-void Offload::State::remove() {
+bool Offload::State::remove() {
   std::scoped_lock const lock(removing);
-  if (!removed) {
-    bring_home();
-    removed = true;
+  if (removed) {
+    return false;
   }
+  bring_home();
+  removed = true;
+  return true;
 }
 
 UseScope Offload::State::scope(ModelTree const& part, bool resident) {
@@ -340,8 +343,7 @@ void Offload::resize(ByteAmount budget) {
 void Offload::flush() { running().engine->flush(); }
 
 void Offload::remove(c10::Device device) {
-  state().remove();
-  if (device.is_cpu()) {
+  if (!state().remove() || device.is_cpu()) {
     return;
   }
   for (WeakTensor const& weak : state().tensors) {

@@ -140,3 +140,43 @@ def test_whole_numbers_are_not_converted(device, tmp_path: Path) -> None:
         model = nn.Linear(4, 4, bias=False).requires_grad_(False)
     with pytest.raises(noria.IntegrityError, match="only floating-point types are converted"):
         noria.load(model, tmp_path, device, budget="1MiB")
+
+
+def test_tied_weights_stay_one_parameter(device, tmp_path: Path) -> None:
+    """An optimizer would otherwise update their bytes twice."""
+
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(16, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 16, bias=False))
+        model[2].weight = model[0].weight
+        return model
+
+    torch.manual_seed(0)
+    resident = tied()
+    tensors = dict(resident.state_dict())
+    del tensors["2.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    resident.to(device)
+    with empty_weights():
+        model = tied()
+    model[2].weight = model[0].weight
+    handle = noria.load(model, tmp_path, device, budget=3 * 16 * WIDTH * 4 + WIDTH * (WIDTH + 1) * 4 + 2048)
+    assert model[2].weight is model[0].weight
+    assert len(list(model.parameters())) == len(list(resident.parameters()))
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=0.1, foreach=False) for one in (model, resident)]
+    for _ in range(3):
+        for one, optimizer in zip((model, resident), optimizers, strict=True):
+            optimizer.zero_grad()
+            one(torch.arange(8, device=device)).square().mean().backward()
+            optimizer.step()
+    handle.remove()
+    assert model[2].weight is model[0].weight
+    for name, tensor in resident.state_dict().items():
+        assert_same_bits(model.state_dict()[name], tensor.cpu(), name)
+
+
+def test_the_dtype_is_that_of_the_model(tmp_path: Path) -> None:
+    checkpoint(tmp_path, torch.float32)
+    with empty_weights():
+        model = chain()
+    with pytest.raises(TypeError, match="build it in the one you want"):
+        noria.load(model, tmp_path, "cpu", budget="1MiB", dtype=torch.bfloat16)

@@ -161,6 +161,19 @@ def test_a_damaged_file_never_becomes_weights(device: torch.device, tmp_path: Pa
             model(x)
 
 
+def test_on_the_cpu_a_pass_reads_the_fewest_bytes_whatever_the_clock_says(tmp_path: Path) -> None:
+    model = chain(layers=12)
+    budget = 8 * layer_bytes()
+    handle = noria.offload(model, "cpu", budget=budget, granularity="leaf", disk=tmp_path)
+    x = torch.randn(2, 64)
+    read = []
+    for _ in range(10):
+        before = handle.status().bytes_in
+        model(x)
+        read.append(handle.status().bytes_in - before)
+    assert max(read[2:]) <= 12 * layer_bytes() - budget + 2 * layer_bytes()
+
+
 # --- Host memory between the disk and the device ---------------------------------------------------------------------
 
 
