@@ -187,6 +187,17 @@ class ModuleHook {
     return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
   }
 
+  /// A tensor of torch.func, which stands in for the weight for one call and goes again.
+  static bool stands_in(PyObject* object) {
+    if (object == nullptr || !THPVariable_Check(object)) {
+      return false;
+    }
+    constexpr c10::DispatchKeySet kWrappers(
+        {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+    at::Tensor const& tensor = THPVariable_Unpack(object);
+    return tensor.defined() && tensor.key_set().has_any(kWrappers);
+  }
+
   static std::uint32_t version_of(PyObject* object) {
     if (object == nullptr || !THPVariable_Check(object)) {
       return 0;
@@ -207,6 +218,9 @@ class ModuleHook {
   [[nodiscard]] bool differs() const {
     for (Watched const& item : watched_) {
       PyObject* const object = PyDict_GetItem(item.registry.ptr(), item.key.ptr());
+      if (stands_in(object)) {
+        continue;
+      }
       if (object != item.object || (item.storage != nullptr && storage_of(object) != item.storage)) {
         return true;
       }

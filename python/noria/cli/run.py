@@ -207,6 +207,8 @@ def run_encoder(arguments: argparse.Namespace) -> Report:
         with empty_weights():
             model = AutoModel.from_config(config, **options)
     model.eval().requires_grad_(False)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masked: any token will do
     inputs = tokenizer(list(arguments.prompt or _SENTENCES), padding=True, return_tensors="pt").to(device)
 
     weights = FileHomes(folder).shards.bytes

@@ -89,6 +89,37 @@ def test_what_an_interrupt_left_behind_is_in_nobodys_way(pair: Pair, then: str) 
     pair.check_state()
 
 
+def test_resident_takes_modules_of_its_own_model_only(pair: Pair) -> None:
+    handle = smallest(pair)
+    other = build()
+    noria.offload(other, pair.device, budget=pair.smallest_budget(granularity="leaf") * 2, granularity="leaf")
+    for foreign in (nn.Linear(2, 2), other.blocks[0]):
+        with pytest.raises(ValueError, match="no part of the model"), handle.resident(foreign):
+            pass
+    pair.check(passes=1)
+
+
+def test_torch_func_sees_the_weights_and_changes_nothing(device: torch.device) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    resident = copy.deepcopy(model).to(device)
+    handle = noria.offload(model, device, budget=1024, granularity="leaf")
+    x = Inputs(device, 1).tensor(3, 8)
+
+    def gradients(of: nn.Module) -> dict[str, torch.Tensor]:
+        def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(of, weights, (x,)).square().sum()
+
+        return torch.func.grad(loss)(dict(of.named_parameters()))
+
+    for _ in range(2):
+        actual, expected = gradients(model), gradients(resident)
+        for name, tensor in expected.items():
+            assert_same_bits(actual[name], tensor, name)
+        assert_same_bits(model(x), resident(x))
+    assert handle.status().passes > 0
+
+
 def test_a_resident_context_may_end_on_another_thread(pair: Pair) -> None:
     handle = noria.offload(pair.offloaded, pair.device, budget=16 * 1024, granularity="leaf")
     pair.check(passes=1)
