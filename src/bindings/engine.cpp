@@ -85,7 +85,12 @@ std::optional<Conversion> conversion_between(std::string const& stored, std::str
   if (stored == wanted) {
     return std::nullopt;
   }
-  return Conversion{.from = floating_type(stored).value(), .to = floating_type(wanted).value()};
+  std::optional<c10::ScalarType> const from = floating_type(stored);
+  std::optional<c10::ScalarType> const to = floating_type(wanted);
+  if (!from || !to) {
+    throw std::invalid_argument(stored + " is not converted to " + wanted + "; only floating-point types are");
+  }
+  return Conversion{.from = *from, .to = *to};
 }
 
 /// Whether the tensor's bytes are those of the file, converted where it says so.

@@ -123,19 +123,18 @@ bool Engine::load_piece(plan::RoomRequest const& request) {
     group.device_offset = residency_.resident_bytes + piece->place_begin;
     group.used_since_load = false;
     group.waited.clear();
-    part_ = PartLoad{.group = request.group, .begin = piece->begin, .end = piece->begin};
   }
+  PartLoad const had = part_.value_or(PartLoad{.group = request.group, .begin = piece->begin, .end = piece->begin});
   bool const whole = piece->bytes() == group.bytes;
   try {
-    for (auto const& [begin, end] : {std::pair(piece->begin, part_->begin), std::pair(part_->end, piece->end)}) {
+    for (auto const& [begin, end] : {std::pair(piece->begin, had.begin), std::pair(had.end, piece->end)}) {
       if (begin < end) {
         copy_from(request.group, group.home.block()->data(), begin - piece->place_begin, end - piece->place_begin,
                   in_stream_);
         bytes_in_ += end - begin;
       }
     }
-    part_->begin = piece->begin;
-    part_->end = piece->end;
+    part_ = PartLoad{.group = request.group, .begin = piece->begin, .end = piece->end};
     if (whole) {
       part_.reset();
       group.place = Place::kLoaded;
