@@ -18,7 +18,7 @@ int main(int argc, char** argv) try {
   torch::NoGradGuard const no_grad;
   torch::jit::Module resident = torch::jit::load(argv[1]);
   resident.to(device);
-  auto const x = torch::linspace(-1, 1, 4 * 256).view({4, 256}).to(device);
+  auto const x = torch::linspace(-1, 1, 1024).view({4, 256}).to(device);
   auto const wanted = resident.forward({x}).toTensor();
 
   torch::jit::Module model = torch::jit::load(argv[1]);

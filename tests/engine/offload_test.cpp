@@ -414,6 +414,7 @@ TEST_P(OffloadOn, TwoThreadsRunOneModel) {
   std::array<at::Tensor, 2> out;
   {
     std::vector<std::jthread> threads;
+    threads.reserve(out.size());
     for (at::Tensor& result : out) {
       threads.emplace_back([&] {
         at::init_num_threads();
