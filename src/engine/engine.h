@@ -248,8 +248,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void wait_for_release(std::unique_lock<std::mutex>& lock);
   /// As acquire, with the calling thread among the users.
   void acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
-  /// Ends uses of the calling thread whose modules are not running any more. True when there were some.
-  bool reclaim_interrupted(std::unique_lock<std::mutex>& lock);
+  /// Ends uses of the calling thread whose modules are not running any more. The lock is given away meanwhile.
+  void reclaim_interrupted(std::unique_lock<std::mutex>& lock);
   /// After a failure between evictions and their consequence: the ring knows again what stands in it.
   void forget_evicted() noexcept;
   /// The ring has room in sum, and not in one run: moves what this thread holds to the high edge. Where the ring is too

@@ -221,16 +221,16 @@ void Engine::end_uses_from(std::size_t first) noexcept {
   note_release();
 }
 
-bool Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
+void Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
   auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && use.module != plan::kNoModule; };
   if (std::ranges::none_of(t_uses, is_left_behind) || running_check() == nullptr) {
-    return false;
+    return;
   }
   lock.unlock();
   bool const runs = running_check()(*this);  // asks the interpreter
   lock = lock_politely(mutex_);
   if (runs) {
-    return false;
+    return;
   }
   for (Use const& use : t_uses) {
     if (is_left_behind(use)) {
@@ -240,7 +240,6 @@ bool Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
     }
   }
   std::erase_if(t_uses, is_left_behind);
-  return true;
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
@@ -280,8 +279,9 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         if (compact(groups)) {
           continue;
         }
-        if (!std::exchange(reclaimed, true) && reclaim_interrupted(lock)) {
-          continue;
+        if (!std::exchange(reclaimed, true)) {
+          reclaim_interrupted(lock);
+          continue;  // the lock was free meanwhile: look again
         }
         if (users_ - 1 <= waiting_) {  // this thread is counted already
           throw_no_room(group);
