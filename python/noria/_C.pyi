@@ -23,10 +23,11 @@ __all__: list[str] = [
     "ModuleNode",
     "ShardSet",
     "TensorTable",
+    "can_become",
     "component_folder",
-    "converts",
     "detach_to_home",
     "device_backend",
+    "dtype_name",
     "evicted_prefix",
     "format_bytes",
     "group_of",
@@ -122,7 +123,7 @@ class Engine:
                 typing.SupportsInt | typing.SupportsIndex,
                 typing.SupportsInt | typing.SupportsIndex,
                 str,
-                str,
+                torch.dtype,
             ]
         ],
     ) -> None: ...
@@ -211,12 +212,12 @@ class ModuleHook:
     def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> typing.Any: ...
     def watch(self, registry: dict, key: typing.Any) -> None: ...
 
-def component_folder(component: str) -> str: ...
-def converts(stored: str, wanted: str) -> bool:
+def can_become(stored: str, wanted: torch.dtype) -> bool:
     """
-    Whether tensors of one safetensors dtype can become another on load.
+    Whether tensors of a safetensors dtype can be had as `wanted`, by a conversion if need be.
     """
 
+def component_folder(component: str) -> str: ...
 def detach_to_home(tensor: torch.Tensor) -> None:
     """
     The tensor, on the cpu, goes on with the bytes of its host home.
@@ -227,6 +228,11 @@ def device_backend(device: torch.device) -> DeviceBackend:
     The backend of a device. ValueError where PyTorch's C++ side has none.
     """
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """
+    What safetensors files call it; empty when they have none.
+    """
+
 def format_bytes(bytes: typing.SupportsInt | typing.SupportsIndex) -> str: ...
 def group_of(tensor: torch.Tensor) -> int: ...
 def holds_bytes_of(
@@ -235,10 +241,9 @@ def holds_bytes_of(
     offset: typing.SupportsInt | typing.SupportsIndex,
     tensor: torch.Tensor,
     stored: str,
-    wanted: str,
 ) -> bool:
     """
-    Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.
+    Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored`.
     """
 
 def is_managed(tensor: torch.Tensor) -> bool: ...

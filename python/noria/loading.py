@@ -19,23 +19,6 @@ from noria.errors import IntegrityError, StorageError
 
 _log = logging.getLogger("noria")
 
-# Names of element types in safetensors files (the format's `Dtype`).
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
-
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
@@ -123,8 +106,7 @@ class FileHomes:
                 raise IntegrityError(
                     f"'{slot.name}' is {list(slot.tensor.shape)} in the model and {shape} in the checkpoint"
                 )
-            wanted = _DTYPES.get(slot.tensor.dtype, "")
-            if dtype != wanted and not _C.converts(dtype, wanted):
+            if not _C.can_become(dtype, slot.tensor.dtype):
                 raise IntegrityError(
                     f"'{slot.name}' is {slot.tensor.dtype} in the model and {dtype} in the checkpoint, and only "
                     "floating-point types are converted; build the model with the checkpoint's dtype"
@@ -155,7 +137,7 @@ class FileHomes:
 
     def holds(self, tensor: torch.Tensor, entry: Any) -> bool:
         """Whether `tensor` is to be had from the file as it stands there, without a conversion."""
-        fits = entry[0] == _DTYPES.get(tensor.dtype) and list(entry[1]) == list(tensor.shape)
+        fits = entry[0] == _C.dtype_name(tensor.dtype) and list(entry[1]) == list(tensor.shape)
         return fits and (tensor.is_meta or self.authoritative or self._same(tensor, entry))
 
     def prepare(self, _engine: _C.Engine, model: Model) -> None:
@@ -173,7 +155,7 @@ class FileHomes:
             slot, entry = self._find(slots)
             from_file = slots[0].tensor.is_meta or self.authoritative
             if entry is not None and (from_file or self._same(slot.tensor, entry)):
-                extents.append((page, entry[2], entry[3], entry[0], _DTYPES[slot.tensor.dtype]))
+                extents.append((page, entry[2], entry[3], entry[0], slot.tensor.dtype))
         if not extents:
             return False
         engine.give_file_home(group, self.shards, extents)
@@ -189,9 +171,8 @@ class FileHomes:
 
     def _same(self, tensor: torch.Tensor, entry: Any) -> bool:
         dtype, shape, file, offset, _ = entry
-        wanted = _DTYPES.get(tensor.dtype, "")
-        fits = list(shape) == list(tensor.shape) and (dtype == wanted or _C.converts(dtype, wanted))
-        return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach(), dtype, wanted))
+        fits = list(shape) == list(tensor.shape) and _C.can_become(dtype, tensor.dtype)
+        return fits and bool(_C.holds_bytes_of(self.shards, file, offset, tensor.detach(), dtype))
 
 
 class ManyHomes:

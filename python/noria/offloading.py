@@ -341,11 +341,10 @@ class Offload:
             ValueError: a module of another model.
         """
         self._check()
+        ours = {id(module) for root in self.roots for module in root.modules()}
         for module in modules:
             if not isinstance(module, nn.Module):
                 raise TypeError(f"resident() takes modules of the offloaded model, and got a {type(module).__name__}")
-        ours = {id(module) for root in self.roots for module in root.modules()}
-        for module in modules:
             if id(module) not in ours:
                 raise ValueError(f"resident(): this {type(module).__name__} is no part of the model of this handle")
         groups = sorted(

@@ -81,18 +81,6 @@ void write_trace(std::string const& path,
   write_chrome_trace(path, out);
 }
 
-std::optional<Conversion> conversion_between(std::string const& stored, std::string const& wanted) {
-  if (stored == wanted) {
-    return std::nullopt;
-  }
-  std::optional<c10::ScalarType> const from = floating_type(stored);
-  std::optional<c10::ScalarType> const to = floating_type(wanted);
-  if (!from || !to) {
-    throw std::invalid_argument(stored + " is not converted to " + wanted + "; only floating-point types are");
-  }
-  return Conversion{.from = *from, .to = *to};
-}
-
 /// Whether the tensor's bytes are those of the file, converted where it says so.
 bool holds(std::shared_ptr<SourceFile const> const& file, Bytes offset, at::Tensor const& tensor,
            std::optional<Conversion> const& conversion) {
@@ -222,12 +210,9 @@ void init_engine(py::module_& m) {
   m.def("make_groups", &make_groups, py::arg("modules"), py::arg("table"), py::arg("granularity"),
         py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
 
-  m.def(
-      "converts",
-      [](std::string const& stored, std::string const& wanted) {
-        return floating_type(stored).has_value() && floating_type(wanted).has_value();
-      },
-      py::arg("stored"), py::arg("wanted"), "Whether tensors of one safetensors dtype can become another on load.");
+  m.def("dtype_name", &dtype_name, py::arg("dtype"), "What safetensors files call it; empty when they have none.");
+  m.def("can_become", &can_become, py::arg("stored"), py::arg("wanted"),
+        "Whether tensors of a safetensors dtype can be had as `wanted`, by a conversion if need be.");
 
   py::class_<ShardSet, std::shared_ptr<ShardSet>>(m, "ShardSet")
       .def_static(
@@ -269,14 +254,14 @@ void init_engine(py::module_& m) {
       .def(
           "give_file_home",
           [](Engine& engine, plan::GroupIndex group, ShardSet const& shards,
-             std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, std::string, std::string>> const& parts) {
+             std::vector<std::tuple<plan::PageIndex, std::uint32_t, Bytes, std::string, at::ScalarType>> const& parts) {
             std::vector<std::pair<plan::PageIndex, FileExtent>> extents;
             extents.reserve(parts.size());
             for (auto const& [page, file, offset, stored, wanted] : parts) {
               extents.emplace_back(page, FileExtent{.file = shards.files()[file],
                                                     .file_offset = offset,
                                                     .bytes = engine.page(page).bytes(),
-                                                    .conversion = conversion_between(stored, wanted)});
+                                                    .conversion = Conversion::between(stored, wanted)});
             }
             engine.give_file_home(group, std::move(extents));
           },
@@ -361,12 +346,12 @@ void init_engine(py::module_& m) {
   m.def("component_folder", &component_folder, py::arg("component"));
   m.def(
       "holds_bytes_of",
-      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& tensor, std::string const& stored,
-         std::string const& wanted) {
-        return holds(shards.files()[file], offset, tensor, conversion_between(stored, wanted));
+      [](ShardSet const& shards, std::uint32_t file, Bytes offset, at::Tensor const& tensor,
+         std::string const& stored) {
+        return holds(shards.files()[file], offset, tensor, Conversion::between(stored, tensor.scalar_type()));
       },
-      "Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored` to `wanted`.",
-      py::arg("shards"), py::arg("file"), py::arg("offset"), py::arg("tensor"), py::arg("stored"), py::arg("wanted"));
+      "Whether the file holds the bytes of a contiguous cpu tensor, converted from dtype `stored`.", py::arg("shards"),
+      py::arg("file"), py::arg("offset"), py::arg("tensor"), py::arg("stored"));
 
   py::class_<HostTensors, std::shared_ptr<HostTensors>>(m, "HostTensors")
       .def(py::init<>())

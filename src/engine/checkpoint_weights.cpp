@@ -5,7 +5,6 @@
 #include <noria/weights.h>
 
 #include <algorithm>
-#include <array>
 #include <sstream>
 #include <utility>
 
@@ -13,28 +12,6 @@
 
 namespace noria {
 namespace {
-
-/// Names of element types in safetensors files (the format's `Dtype`).
-constexpr std::array<std::pair<at::ScalarType, std::string_view>, 13> kDtypes{{
-    {at::kDouble, "F64"},
-    {at::kFloat, "F32"},
-    {at::kHalf, "F16"},
-    {at::kBFloat16, "BF16"},
-    {at::kFloat8_e4m3fn, "F8_E4M3"},
-    {at::kFloat8_e5m2, "F8_E5M2"},
-    {at::kLong, "I64"},
-    {at::kInt, "I32"},
-    {at::kShort, "I16"},
-    {at::kChar, "I8"},
-    {at::kByte, "U8"},
-    {at::kBool, "BOOL"},
-    {at::kComplexFloat, "C64"},
-}};
-
-std::string_view dtype_name(at::ScalarType type) {
-  auto const* const found = std::ranges::find(kDtypes, type, &std::pair<at::ScalarType, std::string_view>::first);
-  return found == kDtypes.end() ? std::string_view() : found->second;
-}
 
 template <typename Sizes>
 std::string in_brackets(Sizes const& sizes) {
@@ -57,8 +34,7 @@ void check_fits(ModelTree::Tensor const& weight, TensorEntry const& entry) {
   if (!same_shape) {
     differs(in_brackets(tensor.sizes()) + " in the model and " + in_brackets(entry.shape) + " in the checkpoint");
   }
-  if (std::string_view const wanted = dtype_name(tensor.scalar_type());
-      wanted != entry.dtype && !(floating_type(entry.dtype) && floating_type(wanted))) {
+  if (!can_become(entry.dtype, tensor.scalar_type())) {
     differs(std::string(c10::toString(tensor.scalar_type())) + " in the model and " + std::string(entry.dtype) +
             " in the checkpoint, and only floating-point types are converted; build the model with the checkpoint's "
             "dtype");
@@ -100,11 +76,10 @@ void give_memory(at::Tensor const& tensor) {
 
 /// The part of its file that a tensor of the model is made from.
 FileExtent extent_of(ShardSet const& shards, ShardTensor const& source, at::Tensor const& target) {
-  FileExtent extent{.file = shards.files()[source.file], .file_offset = source.entry->begin, .bytes = target.nbytes()};
-  if (auto const stored = floating_type(source.entry->dtype); stored && *stored != target.scalar_type()) {
-    extent.conversion = Conversion{.from = *stored, .to = target.scalar_type()};
-  }
-  return extent;
+  return {.file = shards.files()[source.file],
+          .file_offset = source.entry->begin,
+          .bytes = target.nbytes(),
+          .conversion = Conversion::between(source.entry->dtype, target.scalar_type())};
 }
 
 void read(FileExtent const& extent, at::Tensor const& target) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <mutex>
@@ -180,13 +181,17 @@ class Inputs {
     if (touched_.empty()) {
       return nullptr;
     }
-    auto held = std::make_unique<Held>();
+    Held held;
     try {
-      for (Touch const& first : touched_) {
-        bring_in_all_of(*first.engine, *held);
+      c10::SmallVector<Engine*, 1> done;
+      for (Touch const& touch : touched_) {
+        if (std::ranges::find(done, touch.engine) == done.end()) {
+          bring_in_all_of(*touch.engine, held);
+          done.push_back(touch.engine);
+        }
       }
     } catch (std::exception const& error) {
-      held->let_go();
+      held.let_go();
       std::string why = std::string(operator_name) + " needs it";
       if (touched_.size() > 1) {
         why += " together with " + std::to_string(touched_.size() - 1) + " more weights";
@@ -207,7 +212,7 @@ class Inputs {
         touch.page->mark_dirty();
       }
     }
-    return held->groups.empty() ? nullptr : std::move(held);
+    return held.groups.empty() ? nullptr : std::make_unique<Held>(std::move(held));
   }
 
  private:
@@ -249,7 +254,7 @@ class Inputs {
   }
 
   OperatorTraits const* traits_;
-  std::vector<Touch> touched_;
+  c10::SmallVector<Touch, 4> touched_;
 };
 
 std::unique_ptr<at::ObserverContext> on_start(at::RecordFunction const& function) {

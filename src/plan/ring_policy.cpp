@@ -9,6 +9,8 @@ namespace {
 /// A copy of less than this share of a group costs the link more than it hides.
 constexpr Bytes kLeastShare = 16;
 
+Bytes least_piece(RoomRequest const& request) { return std::max<Bytes>(request.bytes / kLeastShare, 1); }
+
 std::function<Tenancy(GroupIndex)> tenancy_for(RoomRequest const& request,
                                                std::function<Tenant(GroupIndex)> const& tenant_of, bool keep_awaited) {
   return [&request, &tenant_of, keep_awaited](GroupIndex other) {
@@ -55,13 +57,13 @@ std::optional<RangeMap::Placement> find_room(RangeMap& ring, RoomRequest const& 
 
 std::optional<RangeMap::Piece> find_piece(RangeMap& ring, RoomRequest const& request,
                                           std::function<Tenant(GroupIndex)> const& tenant_of) {
-  return ring.place_piece(request.group, request.bytes, std::max<Bytes>(request.bytes / kLeastShare, 1),
+  return ring.place_piece(request.group, request.bytes, least_piece(request),
                           tenancy_in_time(ring, request, tenant_of));
 }
 
 std::optional<RangeMap::Piece> extend_piece(RangeMap& ring, RoomRequest const& request, Bytes place_begin,
                                             std::function<Tenant(GroupIndex)> const& tenant_of) {
-  return ring.extend(request.group, place_begin, request.bytes, std::max<Bytes>(request.bytes / kLeastShare, 1),
+  return ring.extend(request.group, place_begin, request.bytes, least_piece(request),
                      tenancy_for(request, tenant_of, true));
 }
 

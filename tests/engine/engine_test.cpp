@@ -6,10 +6,12 @@
 #include <noria/error.h>
 
 #include "engine/tensor_table.h"
+#include "support/message_of.h"
 
 namespace noria {
 namespace {
 using ::testing::HasSubstr;
+using testing::message_of;
 
 /// Four square weights on the cpu, one group each, called in turn.
 class EngineOnCpu : public ::testing::Test {
@@ -54,15 +56,6 @@ class EngineOnCpu : public ::testing::Test {
     return engine;
   }
 };
-
-std::string message_of(std::function<void()> const& work) {
-  try {
-    work();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TEST_F(EngineOnCpu, AWeightOutsideItsUseRaisesWithItsName) {
   auto tensors = weights(2);

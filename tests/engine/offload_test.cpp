@@ -14,18 +14,19 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
 #include "support/checkpoints.h"
+#include "support/message_of.h"
 #include "support/temp_dir.h"
 
 namespace noria {
 namespace {
 using namespace noria::literals;
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::safetensors_bytes;
 using ::testing::StartsWith;
 using testing::TempDir;
@@ -103,15 +104,6 @@ Checkpoint checkpoint_of(torch::nn::Module const& module, std::filesystem::path 
   }
   write_file(path, safetensors_bytes(tensors));
   return Checkpoint::open(path);
-}
-
-std::string message_of(std::function<void()> const& work) {
-  try {
-    work();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 class OffloadOn : public ::testing::TestWithParam<char const*> {

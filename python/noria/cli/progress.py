@@ -20,12 +20,8 @@ class _Bytes(ProgressColumn):
         if count is None:
             return Text("")
         done = count()
-        self._progress_of(task, done)
+        task.completed = min(done, task.total or done)  # for the bar beside it
         return Text(f"{_C.format_bytes(done)} of {_C.format_bytes(int(task.total or 0))} read")
-
-    @staticmethod
-    def _progress_of(task: Task, done: int) -> None:
-        task.completed = min(done, task.total or done)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,12 @@ class Blocks(nn.Module):
         return x
 
 
+def twice(build: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """A model on the cpu, and the same on the card."""
+    model = build().requires_grad_(False)
+    return model, copy.deepcopy(model).to("sim")
+
+
 @pytest.fixture
 def card(simulate):
     return simulate(checker="raise")
@@ -33,10 +41,7 @@ def card(simulate):
 @pytest.mark.parametrize("slots", [2, 3, 6, 9, 12])
 @torch.no_grad()
 def test_a_steady_pass_never_blocks_the_host_or_allocates_or_copies_back(card, slots):
-    model = Blocks().requires_grad_(False)
-    resident = Blocks().requires_grad_(False)
-    resident.load_state_dict(model.state_dict())
-    resident.to("sim")
+    model, resident = twice(Blocks)
     x = torch.randn(4, WIDTH, device="sim")
     expected = resident(x).cpu()
     allocated = card.stats()["allocations"]
@@ -79,10 +84,7 @@ class Unequal(nn.Module):
 @pytest.mark.parametrize("verify", [False, True])
 @torch.no_grad()
 def test_a_large_group_comes_in_parts_beside_its_large_neighbour(card, verify):
-    model = Unequal().requires_grad_(False)
-    resident = Unequal().requires_grad_(False)
-    resident.load_state_dict(model.state_dict())
-    resident.to("sim")
+    model, resident = twice(Unequal)
     large = 16 * 256 * 4
     handle = noria.offload(model, "sim", budget=large + large // 2, granularity="leaf", verify=verify)
     streamed = [group["bytes"] for group in handle.status().groups if not group["resident"]]
@@ -101,10 +103,7 @@ def test_a_large_group_comes_in_parts_beside_its_large_neighbour(card, verify):
 
 @torch.no_grad()
 def test_an_order_that_changes_while_a_group_comes_in_parts(card):
-    model = Unequal().requires_grad_(False)
-    resident = Unequal().requires_grad_(False)
-    resident.load_state_dict(model.state_dict())
-    resident.to("sim")
+    model, resident = twice(Unequal)
     large = 16 * 256 * 4
     noria.offload(model, "sim", budget=large + large // 2, granularity="leaf")
     x = torch.randn(4, 16, device="sim")

@@ -58,7 +58,10 @@ def call(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, list[torch.
     torch.manual_seed(1)
     with contextlib.ExitStack() as stack:
         if not tensors(arguments) and "device" not in sample.kwargs:
-            stack.enter_context(torch.device(device))  # numbers alone: the default device is meant
+            # Numbers alone: the default device is meant. PyTorch remembers which functions obey it from when it was
+            # first asked, and transformers replaces one of them for a while when it makes a model.
+            torch.utils._device._device_constructors.cache_clear()
+            stack.enter_context(torch.device(device))
         if op.formatted_name in READS_FRESH_MEMORY:
             stack.enter_context(filled_memory())
         result = op(arguments[0], *arguments[1], **arguments[2])
