@@ -171,9 +171,15 @@ def _deepcopy(module: Any, memo: dict[int, Any]) -> nn.Module:
     new = copy_new(type(module))
     memo[id(module)] = new
     state = _plain_state(module)
-    for slot in own_slots(module):
+    slots = own_slots(module)
+    for child in module.modules():
+        if "_noria_offload" not in child.__dict__:  # came after the model was offloaded
+            slots += own_slots(child)
+    device = module._noria_offload.device
+    for slot in slots:
         tensor = slot.tensor
-        if id(tensor) not in memo and must_come_home(tensor):
+        is_there = device.type != "cpu" and tensor.device == device
+        if id(tensor) not in memo and (is_there or must_come_home(tensor)):
             memo[id(tensor)] = _cpu_version(tensor, hosts, own_memory=True)
             memo[id(memo)] = [*memo.get(id(memo), []), tensor]  # keeps the id taken, as copy.deepcopy does
     new.__setstate__(copy.deepcopy(state, memo))

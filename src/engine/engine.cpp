@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/fork.h"
 #include "core/log.h"
 #include "engine/blocking.h"
 #include "engine/net.h"
@@ -52,6 +53,7 @@ Engine::RunningCheck& Engine::running_check() {
 
 Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
     : id_(next_engine_id()),
+      forks_(forks()),
       options_(options),
       backend_(DeviceBackend::get(options_.device)),
       grouping_(std::move(grouping)),
@@ -87,7 +89,28 @@ Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Groupi
   plan_residency();
 }
 
+bool Engine::inherited() const { return forks_ != forks(); }
+
+std::unique_lock<std::mutex> Engine::enter() const {
+  NORIA_CHECK(!inherited(), Error,
+              "this model was offloaded in another process, of which this one is a fork: the threads that bring its "
+              "weights are not here. Start processes with the method 'spawn', or offload the model in the child");
+  return lock_politely(mutex_);
+}
+
+std::unique_lock<std::mutex> Engine::enter_anyway() const {
+  return inherited() ? std::unique_lock<std::mutex>() : lock_politely(mutex_);
+}
+
 Engine::~Engine() {
+  if (inherited()) {
+    // Threads, reads and the device are the parent's: all of it stays as it is until this process ends.
+    (void)reader_.release();
+    (void)staging_.release();
+    (void)arena_.release_context();
+    (void)new std::vector<GroupState>(std::move(groups_));
+    return;
+  }
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     cancel_read(g);
   }
@@ -258,7 +281,7 @@ std::byte* Engine::home_of(plan::PageIndex page) const {
 }
 
 void Engine::start() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   if (async_) {
     in_stream_ = backend_.new_stream();
     out_stream_ = backend_.new_stream();
@@ -305,7 +328,7 @@ bool Engine::any_dirty(plan::GroupIndex group) const {
 }
 
 void Engine::flush() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   bool wait = false;
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
     if (groups_[g].place == Place::kLoaded && any_dirty(g)) {
@@ -331,7 +354,7 @@ void Engine::drain() {
 }
 
 void Engine::evict_all() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   for (GroupState const& group : groups_) {
     NORIA_CHECK(
         group.uses == 0, Error,
@@ -347,7 +370,7 @@ void Engine::evict_all() {
 }
 
 void Engine::resize(Bytes budget) {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
   NORIA_CHECK(budget >= smallest.bytes, BudgetError,
               "budget " + format_bytes(budget) + " is below the smallest that works, " + format_bytes(smallest.bytes) +
@@ -410,7 +433,7 @@ void Engine::apply_resize() {
 }
 
 std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte** data) {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   Page const& page = *pages_[index];
   plan::GroupIndex const g = page.group();
   GroupState& group = groups_[g];
@@ -452,7 +475,7 @@ std::shared_ptr<HostBlock> Engine::host_bytes(plan::PageIndex index, std::byte**
 
 void Engine::detach(plan::PageIndex index, c10::DataPtr data) {
   std::shared_ptr<Engine> keep;  // dies after the lock
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   keep = pages_[index]->detach(std::move(data));
 }
 
@@ -486,8 +509,9 @@ plan::PageIndex Engine::index_of(Page const& page) const {
 }
 
 void Engine::stop() {
-  auto lock = lock_politely(mutex_);
+  auto guard = enter();
   running_ = false;
+  note_release();
   if (std::exchange(counted_by_net_, false)) {
     OperatorNet::remove_engine();
   }
@@ -511,7 +535,7 @@ void Engine::stop() {
 void Engine::on_storage_death(Page& page) noexcept {
   std::shared_ptr<Engine> keep;
   try {
-    auto const lock = lock_politely(mutex_);
+    auto const guard = enter_anyway();
     keep = page.forget_storage();
   } catch (std::exception const& error) {
     log(LogLevel::kError, std::string("a storage died and its page could not be forgotten: ") + error.what());
@@ -519,7 +543,7 @@ void Engine::on_storage_death(Page& page) noexcept {
 }
 
 void Engine::explain_eviction(Page& page, std::string const& why) noexcept {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter_anyway();
   if (!page.is_open()) {
     page.close("could not be brought to the device: " + why);
   }
@@ -528,7 +552,7 @@ void Engine::explain_eviction(Page& page, std::string const& why) noexcept {
 void Engine::count_net_fault() { net_faults_.fetch_add(1, std::memory_order_relaxed); }
 
 Status Engine::status() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   read_stalls();
   Status out;
   out.device = backend_.device().str();
@@ -575,7 +599,7 @@ Status Engine::status() {
 }
 
 void Engine::start_trace() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   slices_.clear();
   tracing_ = true;
   trace_begin_ = backend_.new_event(true);
@@ -583,7 +607,7 @@ void Engine::start_trace() {
 }
 
 std::vector<TraceSlice> Engine::stop_trace() {
-  auto const lock = lock_politely(mutex_);
+  auto const guard = enter();
   tracing_ = false;
   {
     BlockingRegion const region;

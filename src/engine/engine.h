@@ -50,8 +50,9 @@ struct EngineSettings {
 
 /// Note [Locking]
 /// One mutex guards the state of all groups. It is never held while user code, the Python interpreter or a device wait
-/// may run; messages are collected and said after it is released. A thread that holds it never waits for the GIL; a
-/// thread that holds the GIL and must wait gives the GIL away first (see BlockingRegion).
+/// may run; messages are collected and said after it is released. A thread that holds the GIL never waits for the
+/// mutex, nor for anything else: it gives the GIL away first (lock_politely, BlockingRegion). So one that holds the
+/// mutex may wait for the GIL.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   /// Weights as set-up describes them: sizes only. `grouping` says which pages go together.
@@ -199,7 +200,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Place place = Place::kEvicted;
     Bytes device_offset = 0;
     std::uint32_t uses = 0;
-    std::uint32_t holds = 0;  // by hold(): must not move
+    std::uint32_t holds = 0;   // by hold(): must not move
+    std::uint32_t parked = 0;  // of `uses`: by threads that wait for room
     bool open = false;
     bool used_since_load = false;
     std::vector<Event> use_begins;  // while tracing
@@ -237,6 +239,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping);
 
+  /// The engine belongs to the process that this one was forked from: its threads are not here, and the lock may be
+  /// one of theirs for ever.
+  [[nodiscard]] bool inherited() const;
+  /// Locks politely. Throws Error when the engine is inherited.
+  [[nodiscard]] std::unique_lock<std::mutex> enter() const;
+  /// For what cannot fail: without the lock when the engine is inherited.
+  [[nodiscard]] std::unique_lock<std::mutex> enter_anyway() const;
+
   // All below: the caller holds mutex_.
   void plan_residency();
   void allocate_arena();
@@ -246,6 +256,17 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Threads that wait for room look again.
   void note_release() noexcept;
   void wait_for_release(std::unique_lock<std::mutex>& lock);
+  /// See Note [Parking].
+  void wait_for_room(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> wanted);
+  bool take_from_parked();
+  /// What was taken from this thread while it waited, and has been loaded again, is readable.
+  void open_again(std::unique_lock<std::mutex>& lock, c10::Stream stream);
+  /// A group that this thread uses or is about to, and that is not on the device.
+  [[nodiscard]] std::optional<plan::GroupIndex> missing(std::span<plan::GroupIndex const> wanted) const;
+  /// Somebody who may read it at this moment has it.
+  [[nodiscard]] bool in_use(plan::GroupIndex group) const {
+    return groups_[group].uses > groups_[group].parked || groups_[group].holds > 0;
+  }
   /// As acquire, with the calling thread among the users.
   void acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
   /// Ends uses of the calling thread whose modules are not running any more. The lock is given away meanwhile.
@@ -322,6 +343,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_slice(plan::GroupIndex group, char const* row, Event begin, c10::Stream stream);
 
   std::uint64_t const id_;  // never reused, unlike addresses
+  std::uint64_t const forks_;
   EngineSettings options_;
   DeviceBackend& backend_;
   bool async_ = false;  // streams and events order the copies; otherwise everything happens at once

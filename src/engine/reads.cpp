@@ -130,7 +130,7 @@ void Engine::await_read(std::unique_lock<std::mutex>& lock, plan::GroupIndex ind
         BlockingRegion const region;
         ticket->wait_until_done();
       }
-      lock.lock();
+      lock = lock_politely(mutex_);
       double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++stalls_;
       ++group.stalls;

@@ -16,6 +16,12 @@ namespace {
 // thread are a stack. Hooks can be passed by: a KeyboardInterrupt runs none. A use left behind that way only pins its
 // groups; it ends when an end() below it comes, or when the bindings find that its module is not running: at the next
 // entry of the model (reclaim), or when something else finds no room (reclaim_interrupted).
+//
+// Note [Parking]
+// A thread that finds no room waits until another gives some back. When all that use the engine wait, each has what
+// another needs; then the latest takes what the others hold. That is safe: a waiting thread is inside acquire() and
+// reads nothing, it has marked the end of its uses so far, and it brings everything back before it goes on. What an
+// operator or a C++ scope uses is not taken, since an address of it may be known; nor is what hold() keeps.
 struct Use {
   std::uint64_t engine = 0;
   plan::ModuleIndex module = plan::kNoModule;
@@ -39,6 +45,9 @@ std::size_t latest(auto const& is_it) {
   return t_uses.size();
 }
 
+/// By a hook, of a module that runs: else by an operator or a C++ scope, under which no weight may move.
+bool is_modules(Use const& use) { return use.module != plan::kNoModule; }
+
 std::span<plan::GroupIndex const> groups_of(Use const& use) {
   if (use.module == plan::kNoModule) {
     return {&use.single, 1};
@@ -50,7 +59,7 @@ std::span<plan::GroupIndex const> groups_of(Use const& use) {
 
 void Engine::begin(plan::ModuleIndex module) {
   std::vector<plan::GroupIndex> const& needs = grouping_.needs[module];
-  auto lock = lock_politely(mutex_);
+  auto lock = enter();
   bool const outermost = uses_of(id_) == 0;
   if (resize_to_ && holds_ == 0 && users_ == (outermost ? 0U : 1U)) {
     apply_resize();
@@ -62,13 +71,16 @@ void Engine::begin(plan::ModuleIndex module) {
 }
 
 void Engine::note_failed_begin(plan::ModuleIndex module) {
-  auto const lock = lock_politely(mutex_);
+  if (inherited()) {
+    return;
+  }
+  auto const lock = enter();
   users_ += uses_of(id_) == 0 ? 1 : 0;
   t_uses.push_back({.engine = id_, .module = module});
 }
 
 void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
-  auto lock = lock_politely(mutex_);
+  auto lock = enter();
   acquire_as_user(lock, groups);
   for (plan::GroupIndex group : groups) {
     t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
@@ -98,11 +110,11 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
     return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
   };
   std::size_t const found = latest(is_it);
-  if (found == t_uses.size()) {
+  if (found == t_uses.size() || inherited()) {
     return;
   }
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
-  auto const lock = lock_politely(mutex_);
+  auto const lock = enter();
   Use const use = t_uses[found];
   t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
   release(use.single);
@@ -114,7 +126,7 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
 }
 
 void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
-  auto lock = lock_politely(mutex_);
+  auto lock = enter();
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
   while (uses_of(id_) == 0 && users_ > 0) {
     wait_for_release(lock);  // uses of other threads end soon, and then the budget can be divided anew
@@ -149,7 +161,10 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
 }
 
 void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
-  auto const lock = lock_politely(mutex_);
+  if (inherited()) {
+    return;
+  }
+  auto const lock = enter();
   for (plan::GroupIndex group : groups) {
     --holds_;
     costs_[group].kept = --groups_[group].holds > 0;
@@ -161,17 +176,9 @@ void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
 }
 
 void Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
-  // Away from the interpreter first and back to it last, without the lock both times. What is released in between must
-  // not be missed.
   std::uint64_t const seen = releases_;
-  lock.unlock();
-  {
-    BlockingRegion const region;
-    lock.lock();
-    released_.wait(lock, [&] { return releases_ != seen; });
-    lock.unlock();
-  }
-  lock.lock();
+  BlockingRegion const region;
+  released_.wait(lock, [&] { return releases_ != seen; });
 }
 
 void Engine::note_release() noexcept {
@@ -205,7 +212,10 @@ void Engine::reclaim(std::size_t keep) noexcept {
 }
 
 void Engine::end_uses_from(std::size_t first) noexcept {
-  auto const lock = lock_politely(mutex_);
+  if (inherited()) {
+    return;
+  }
+  auto const lock = enter();
   for (std::size_t i = t_uses.size(); i-- > first;) {
     if (t_uses[i].engine == id_) {
       for (plan::GroupIndex group : groups_of(t_uses[i])) {
@@ -222,7 +232,7 @@ void Engine::end_uses_from(std::size_t first) noexcept {
 }
 
 void Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
-  auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && use.module != plan::kNoModule; };
+  auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && is_modules(use); };
   if (std::ranges::none_of(t_uses, is_left_behind) || running_check() == nullptr) {
     return;
   }
@@ -264,36 +274,39 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   for (plan::GroupIndex group : groups) {
     ++groups_[group].uses;
   }
-  bool demanded = false;
+  bool const demanded = std::ranges::any_of(groups, [&](auto g) { return groups_[g].place != Place::kLoaded; });
   bool reclaimed = false;
+  bool was_taken = false;  // may have been: what this thread uses already
   try {
     for (plan::GroupIndex group : groups) {
       if (last_group_ != group) {
         order_.record(group);
         last_group_ = group;
       }
-      if (groups_[group].place != Place::kLoaded) {
-        demanded = true;
+    }
+    while (std::optional<plan::GroupIndex> const group = missing(groups)) {
+      was_taken = was_taken || std::ranges::find(groups, *group) == groups.end();
+      if (load(*group, groups, true) || compact(groups)) {
+        continue;
       }
-      while (groups_[group].place != Place::kLoaded && !load(group, groups, true)) {
-        if (compact(groups)) {
-          continue;
-        }
-        if (!std::exchange(reclaimed, true)) {
-          reclaim_interrupted(lock);
-          continue;  // the lock was free meanwhile: look again
-        }
-        if (users_ - 1 <= waiting_) {  // this thread is counted already
-          throw_no_room(group);
-        }
-        ++waiting_;
-        wait_for_release(lock);
+      if (!std::exchange(reclaimed, true)) {
+        reclaim_interrupted(lock);
+        continue;  // the lock was free meanwhile: look again
       }
+      if (users_ - 1 > waiting_) {  // this thread is counted already
+        wait_for_room(lock, groups);
+        was_taken = true;
+      } else if (!take_from_parked()) {
+        throw_no_room(*group);
+      }
+    }
+    c10::Stream const stream = backend_.current_stream();
+    if (was_taken) {
+      open_again(lock, stream);
     }
     for (plan::GroupIndex group : groups) {
       await_read(lock, group);
     }
-    c10::Stream const stream = backend_.current_stream();
     UseProbe probe{.group = groups.empty() ? 0 : groups.back(), .before = {}, .after = {}};
     if (measuring_ && !groups.empty()) {
       probe.before = timing_event();
@@ -333,6 +346,71 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   }
 }
 
+std::optional<plan::GroupIndex> Engine::missing(std::span<plan::GroupIndex const> wanted) const {
+  auto const is_missing = [this](plan::GroupIndex g) { return groups_[g].place != Place::kLoaded; };
+  for (Use const& use : t_uses) {
+    if (use.engine == id_) {
+      auto const found = std::ranges::find_if(groups_of(use), is_missing);
+      if (found != groups_of(use).end()) {
+        return *found;
+      }
+    }
+  }
+  auto const found = std::ranges::find_if(wanted, is_missing);
+  return found != wanted.end() ? std::optional(*found) : std::nullopt;
+}
+
+void Engine::wait_for_room(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> wanted) {
+  std::vector<plan::GroupIndex> parked(wanted.begin(), wanted.end());
+  for (Use const& use : t_uses) {
+    if (use.engine == id_ && is_modules(use)) {
+      for (plan::GroupIndex group : groups_of(use)) {
+        parked.push_back(group);
+        if (async_ && groups_[group].place == Place::kLoaded && !resident(group)) {
+          mark_free(group, backend_.current_stream());
+        }
+      }
+    }
+  }
+  for (plan::GroupIndex group : parked) {
+    ++groups_[group].parked;
+  }
+  ++waiting_;
+  wait_for_release(lock);
+  for (plan::GroupIndex group : parked) {
+    --groups_[group].parked;
+  }
+  NORIA_CHECK(running_, Error, "offloading of this model has ended while this thread waited for room");
+}
+
+bool Engine::take_from_parked() {
+  bool any = false;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    GroupState const& group = groups_[g];
+    if (group.place == Place::kLoaded && group.uses > 0 && !in_use(g) && !resident(g)) {
+      vacate(g);
+      ring_.remove(g);
+      any = true;
+    }
+  }
+  return any;
+}
+
+void Engine::open_again(std::unique_lock<std::mutex>& lock, c10::Stream stream) {
+  for (std::size_t i = 0; i < t_uses.size(); ++i) {
+    for (plan::GroupIndex group :
+         t_uses[i].engine == id_ ? groups_of(t_uses[i]) : std::span<plan::GroupIndex const>()) {
+      await_read(lock, group);
+      if (async_) {
+        wait_ready(group, stream);
+      }
+      if (!groups_[group].open) {
+        open_pages(group);
+      }
+    }
+  }
+}
+
 void Engine::throw_no_room(plan::GroupIndex group) const {
   Bytes held = 0;
   Bytes needed = 0;
@@ -353,19 +431,20 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
   Bytes missing_bytes = 0;
   bool may_move = true;
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].uses == 0) {
+    if (!in_use(g)) {
       continue;
     }
     if (groups_[g].place != Place::kLoaded) {
       missing_bytes += groups_[g].bytes;
       continue;
     }
-    auto mine = static_cast<std::uint32_t>(std::ranges::count(wanted, g));
+    auto movable = static_cast<std::uint32_t>(std::ranges::count(wanted, g)) + groups_[g].parked;
     for (Use const& use : t_uses) {
-      mine += use.engine == id_ ? static_cast<std::uint32_t>(std::ranges::count(groups_of(use), g)) : 0;
+      bool const here = use.engine == id_ && is_modules(use);
+      movable += here ? static_cast<std::uint32_t>(std::ranges::count(groups_of(use), g)) : 0;
     }
-    if (mine != groups_[g].uses) {
-      return false;  // another thread may be reading it
+    if (movable != groups_[g].uses) {
+      return false;  // its address may be known: another thread reads it, or an operator or a scope is under way
     }
     may_move = may_move && groups_[g].holds == 0;
     if (!resident(g)) {
@@ -391,10 +470,10 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
     if (groups_[g].place != Place::kLoaded || (resident(g) && !give_up_residents)) {
       continue;
     }
-    if (async_ && groups_[g].uses > 0 && !resident(g)) {
+    if (async_ && in_use(g) && !resident(g)) {
       mark_free(g, backend_.current_stream());
     }
-    if (resident(g) && groups_[g].uses > 0) {
+    if (resident(g) && in_use(g)) {
       held.push_back(g);
     }
     vacate(g);
@@ -430,7 +509,7 @@ void Engine::release(plan::GroupIndex index) noexcept {
     group.use_begins.pop_back();
     note_slice(index, "compute", std::move(begin), backend_.current_stream());
   }
-  if (resident(index) && !resize_to_) {
+  if (group.place != Place::kLoaded || (resident(index) && !resize_to_)) {
     return;
   }
   if (async_) {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from offloaders import Offloader, chosen
+from offloaders import Offloader, named, names
 
 import noria.sim
 
@@ -30,10 +30,10 @@ def _quick_small_tests() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def offloader() -> Offloader:
-    """What the report tests ask: ours, or the one that NORIA_OFFLOADER names."""
-    return chosen()
+@pytest.fixture(params=names())
+def offloader(request: pytest.FixtureRequest) -> Offloader:
+    """What the report tests ask: ours with and without hooks, or the one that NORIA_OFFLOADER names."""
+    return named(request.param)
 
 
 def forget_the_last_failure() -> None:

@@ -16,6 +16,7 @@ class Offloader(Protocol):
     """Group offloading with Diffusers' arguments."""
 
     name: str
+    hooks: bool  # whether it puts hooks on modules
 
     def __call__(self, module: nn.Module, onload_device: str = "sim", **options: Any) -> None:
         """Offloads the module. Without options that say otherwise: leaf level, no stream."""
@@ -36,10 +37,21 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def hooks_of(module: nn.Module) -> dict[str, int]:
+    """Every registry of hooks of a module and of the modules in it that is not empty."""
+    return {
+        f"{name}.{registry}": len(hooks)
+        for name, child in module.named_modules()
+        for registry, hooks in vars(child).items()
+        if "hook" in registry and isinstance(hooks, dict) and hooks
+    }
+
+
 class Noria:
     """Ours."""
 
     name = "noria"
+    hooks = True
 
     def __call__(self, module: nn.Module, onload_device: str = "sim", **options: Any) -> None:
         noria.apply_group_offloading(module, onload_device, **_with_defaults(options))
@@ -52,6 +64,17 @@ class Noria:
 
     def pinned_bytes(self, module: nn.Module) -> int:
         return module.__dict__["_noria_offload"].status().host_pinned_bytes
+
+
+class NoriaNet(Noria):
+    """Ours without hooks: groups, order and prefetch come from operators alone."""
+
+    hooks = False
+
+    def __call__(self, module: nn.Module, onload_device: str = "sim", **options: Any) -> None:
+        before = hooks_of(module)
+        super().__call__(module, onload_device, trigger="ops", **options)
+        assert hooks_of(module) == before
 
 
 def _teach_safetensors_the_device() -> None:
@@ -70,6 +93,7 @@ class Diffusers:
     """Diffusers' own."""
 
     name = "diffusers"
+    hooks = True
 
     def __init__(self) -> None:
         self._pinned: dict[int, int] = {}
@@ -109,6 +133,15 @@ class Diffusers:
         return self._pinned[id(module)]
 
 
-def chosen() -> Offloader:
-    """Ours, or what the environment variable NORIA_OFFLOADER names."""
-    return {"noria": Noria, "diffusers": Diffusers}[os.environ.get("NORIA_OFFLOADER", "noria")]()
+OFFLOADERS = {"noria": Noria, "net": NoriaNet, "diffusers": Diffusers}
+
+
+def named(name: str) -> Offloader:
+    """The offloader of this name, made anew."""
+    return OFFLOADERS[name]()
+
+
+def names() -> list[str]:
+    """Those that the report tests run on: ours with and without hooks, or what NORIA_OFFLOADER names."""
+    asked = os.environ.get("NORIA_OFFLOADER")
+    return [asked] if asked else ["noria", "net"]

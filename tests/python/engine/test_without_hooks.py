@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from offloaders import hooks_of
 from torch import nn
 
 import noria
 import noria.sim
 from noria.bench.overhead import SLOWER, block_seconds
-
-
-def hooks_of(module: nn.Module) -> dict[str, int]:
-    """Every registry of hooks of a module and of the modules in it that is not empty."""
-    return {
-        f"{name}.{registry}": len(hooks)
-        for name, child in module.named_modules()
-        for registry, hooks in vars(child).items()
-        if "hook" in registry and hooks
-    }
 
 
 @pytest.mark.parametrize("granularity", ["block", "leaf"])
