@@ -255,7 +255,7 @@ def make_groups(
     granularity: str,
     blocks_per_group: typing.SupportsInt | typing.SupportsIndex,
     block_modules: collections.abc.Sequence[str],
-    split_above_bytes: typing.SupportsInt | typing.SupportsIndex,
+    budget: typing.SupportsInt | typing.SupportsIndex | None,
 ) -> Grouping: ...
 def map_tensor(
     shards: ShardSet,

@@ -156,9 +156,9 @@ class Model:
         return list(dict.fromkeys(page for page in pages if page != _C.NO_PAGE))
 
     def group(
-        self, granularity: str, blocks_per_group: int, block_modules: list[str], split_above_bytes: int
+        self, granularity: str, blocks_per_group: int, block_modules: list[str], budget: int | None
     ) -> _C.Grouping:
-        """Groups of pages, by `noria::plan::make_groups`.
+        """Groups of pages, by `noria::Engine::group`.
 
         Raises:
             ValueError: `block_modules` names a module that is not there.
@@ -173,7 +173,7 @@ class Model:
             )
             for i, module in enumerate(self.modules)
         ]
-        return _C.make_groups(nodes, self.table, granularity, blocks_per_group, block_modules, split_above_bytes)
+        return _C.make_groups(nodes, self.table, granularity, blocks_per_group, block_modules, budget)
 
     @property
     def weights_bytes(self) -> int:

@@ -170,8 +170,7 @@ class Settings:
         if not isinstance(self.homes, FileHomes) and not self._is_dry_run():
             model.refuse_meta()
         fixed = None if self.budget == "ring" else self.budget_bytes(model, held_bytes)
-        split = max(fixed // 4, 1) if self.granularity == "auto" and fixed is not None else 0
-        grouping = model.group(self.granularity, self.blocks_per_group, self.block_modules, split)
+        grouping = model.group(self.granularity, self.blocks_per_group, self.block_modules, fixed)
         budget = _C.ring_bytes(model.table, grouping, 2 if self.use_streams else 1) if fixed is None else fixed
         engine = _C.Engine.create(
             self.device,

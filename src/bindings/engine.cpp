@@ -57,18 +57,13 @@ void unmap(void* mapping) { delete static_cast<FileMapping*>(mapping); }
 
 plan::Grouping make_groups(std::vector<plan::ModuleNode> const& modules, TensorTable const& table,
                            std::string const& granularity, std::uint32_t blocks_per_group,
-                           std::vector<std::string> const& block_modules, Bytes split_above_bytes) {
-  std::vector<Bytes> bytes;
-  for (Engine::PageSpec const& page : table.pages()) {
-    bytes.push_back(page.bytes);
-  }
-  plan::GroupingOptions options{.granularity = granularity == "leaf"    ? plan::Granularity::kLeaf
-                                               : granularity == "block" ? plan::Granularity::kBlock
-                                                                        : plan::Granularity::kAuto,
-                                .blocks_per_group = blocks_per_group,
-                                .block_modules = block_modules,
-                                .split_above_bytes = split_above_bytes};
-  return plan::make_groups(modules, bytes, options);
+                           std::vector<std::string> const& block_modules, std::optional<Bytes> budget) {
+  plan::GroupingOptions const options{.granularity = granularity == "leaf"    ? plan::Granularity::kLeaf
+                                                     : granularity == "block" ? plan::Granularity::kBlock
+                                                                              : plan::Granularity::kAuto,
+                                      .blocks_per_group = blocks_per_group,
+                                      .block_modules = block_modules};
+  return Engine::group(modules, table.pages(), options, budget);
 }
 
 void write_trace(std::string const& path,
@@ -208,7 +203,7 @@ void init_engine(py::module_& m) {
           "manage", [](TensorTable& table, Engine& engine, std::size_t index) { return table.manage(engine, index); },
           py::arg("engine"), py::arg("index"));
   m.def("make_groups", &make_groups, py::arg("modules"), py::arg("table"), py::arg("granularity"),
-        py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("split_above_bytes"));
+        py::arg("blocks_per_group"), py::arg("block_modules"), py::arg("budget"));
 
   m.def("dtype_name", &dtype_name, py::arg("dtype"), "What safetensors files call it; empty when they have none.");
   m.def("can_become", &can_become, py::arg("stored"), py::arg("wanted"),

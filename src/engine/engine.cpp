@@ -3,6 +3,7 @@
 #include <noria/error.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -44,6 +45,39 @@ std::vector<plan::GroupUse> Engine::device_costs(std::span<PageSpec const> pages
     costs.push_back({.bytes = align_up(bytes, kGroupAlignment), .uses = 1, .around = grouping.around[g]});
   }
   return costs;
+}
+
+plan::Grouping Engine::group(std::span<plan::ModuleNode const> modules, std::span<PageSpec const> pages,
+                             plan::GroupingOptions options, std::optional<Bytes> budget) {
+  std::vector<Bytes> bytes;
+  Bytes total = 0;
+  for (PageSpec const& page : pages) {
+    bytes.push_back(page.bytes);
+    total += page.bytes;
+  }
+  if (options.granularity != Granularity::kAuto || !budget) {
+    return plan::make_groups(modules, bytes, options);
+  }
+  constexpr Bytes kPartsOfBudget = 4;  // a larger group leaves no room to load ahead
+  std::vector<Bytes> splits{std::max<Bytes>(*budget / kPartsOfBudget, 1)};
+  for (Bytes split = std::bit_ceil(std::max<Bytes>(total, 1)); split > 0; split /= 2) {
+    splits.push_back(split);  // the same for every budget: what one names as the smallest works when it is given
+  }
+  std::optional<plan::Grouping> least;
+  Bytes least_bytes = 0;
+  for (Bytes split : splits) {
+    options.split_above_bytes = split;
+    plan::Grouping grouping = plan::make_groups(modules, bytes, options);
+    Bytes const needed = plan::smallest_budget(device_costs(pages, grouping)).bytes;
+    if (needed <= *budget) {
+      return grouping;
+    }
+    if (!least || needed < least_bytes) {
+      least = std::move(grouping);
+      least_bytes = needed;
+    }
+  }
+  return *std::move(least);
 }
 
 Engine::RunningCheck& Engine::running_check() {

@@ -64,6 +64,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// What each group costs on the device: its pages, padded as the engine places them.
   static std::vector<plan::GroupUse> device_costs(std::span<PageSpec const> pages, plan::Grouping const& grouping);
 
+  /// Groups for a budget. Those of Granularity::kAuto leave room to load ahead where they can, and where they would not
+  /// fit any other split may serve; when none does, they are those of the smallest budget that works. Without a budget
+  /// nothing is split but for the options.
+  static plan::Grouping group(std::span<plan::ModuleNode const> modules, std::span<PageSpec const> pages,
+                              plan::GroupingOptions options, std::optional<Bytes> budget);
+
   static std::shared_ptr<Engine> create(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping);
   Engine(Engine const&) = delete;
   Engine& operator=(Engine const&) = delete;

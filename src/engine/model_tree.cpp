@@ -132,7 +132,7 @@ TensorTable ModelTree::table() const {
   return table;
 }
 
-plan::Grouping ModelTree::group(TensorTable const& table, plan::GroupingOptions const& options) const {
+plan::Grouping ModelTree::group(TensorTable const& table, plan::GroupingOptions const& options, Bytes budget) const {
   std::vector<plan::ModuleNode> nodes;
   nodes.reserve(modules.size());
   for (Node const& module : modules) {
@@ -145,12 +145,7 @@ plan::Grouping ModelTree::group(TensorTable const& table, plan::GroupingOptions 
     }
     nodes.push_back(std::move(node));
   }
-  std::vector<Bytes> bytes;
-  bytes.reserve(table.pages().size());
-  for (Engine::PageSpec const& page : table.pages()) {
-    bytes.push_back(page.bytes);
-  }
-  return plan::make_groups(nodes, bytes, options);
+  return Engine::group(nodes, table.pages(), options, budget);
 }
 
 }  // namespace noria

@@ -42,8 +42,9 @@ struct ModelTree {
 
   /// Every tensor, by its index here, with its pages found.
   [[nodiscard]] TensorTable table() const;
-  /// Groups over the pages of that table.
-  [[nodiscard]] plan::Grouping group(TensorTable const& table, plan::GroupingOptions const& options) const;
+  /// Groups over the pages of that table, as Engine::group makes them.
+  [[nodiscard]] plan::Grouping group(TensorTable const& table, plan::GroupingOptions const& options,
+                                     Bytes budget) const;
 };
 
 }  // namespace noria

@@ -55,11 +55,8 @@ EngineSettings settings_of(OffloadOptions const& options) {
 
 std::shared_ptr<Engine> make_engine(OffloadOptions const& options, ModelTree const& model, TensorTable const& table) {
   EngineSettings const settings = settings_of(options);
-  constexpr Bytes kPartsOfBudget = 4;  // a larger group leaves no room to load ahead
-  Bytes const split =
-      options.granularity == Granularity::kAuto ? std::max<Bytes>(settings.budget / kPartsOfBudget, 1) : 0;
   return Engine::create(settings, table.pages(),
-                        model.group(table, {.granularity = options.granularity, .split_above_bytes = split}));
+                        model.group(table, {.granularity = options.granularity}, settings.budget));
 }
 
 void refuse_managed(ModelTree const& model) {

@@ -239,3 +239,22 @@ def test_any_model_and_any_schedule(device: str, seed: int, request: pytest.Fixt
     pair.check_state()
     handle.remove()
     pair.check_state()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_budget_that_a_refusal_names_works(seed: int) -> None:
+    """Groups depend on the budget that is asked for; what is named as the smallest must not."""
+    choose = random.Random(seed + 2000)
+    model = seeded(RandomModel)(seed)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    for asked in [0, *(choose.randrange(weights) for _ in range(6))]:
+        try:
+            handle = noria.offload(model, "cpu", budget=asked)
+        except noria.BudgetError as error:
+            assert error.smallest_bytes > asked
+            handle = noria.offload(model, "cpu", budget=error.smallest_bytes)
+            smallest = error.smallest_bytes
+        else:
+            smallest = asked
+        handle.remove()
+        noria.offload(model, "cpu", budget=smallest + choose.randrange(weights)).remove()
