@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@
 #include "engine/page.h"
 #include "engine/staging.h"
 #include "io/reader.h"
+#include "io/scratch_file.h"
 #include "plan/grouping.h"
 #include "plan/order.h"
 #include "plan/ranges.h"
@@ -84,6 +86,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// The group's bytes stay in checkpoint files. Extents are whole pages, in file offsets; `group_offset` of each is
   /// filled in here. Pages without an extent get memory of their own.
   void give_file_home(plan::GroupIndex group, std::vector<std::pair<plan::PageIndex, FileExtent>> extents);
+  /// Weights whose home is on disk and that are written to go to a file of their own in `folder`. Without it such a
+  /// group moves to host memory.
+  void set_scratch_folder(std::filesystem::path folder) { scratch_folder_ = std::move(folder); }
   /// Any other home.
   void give_home(plan::GroupIndex group, HostHome home) { groups_[group].home = std::move(home); }
   /// On the device, padding included.
@@ -318,6 +323,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void vacate(plan::GroupIndex group);
   void write_back(plan::GroupIndex group);
   void move_home_to_memory(plan::GroupIndex group);
+  /// Copies the changed pages to their home in host memory.
+  void copy_back(plan::GroupIndex group, c10::Stream stream);
+  /// Writes the changed pages to the scratch file, which is their home from then on.
+  void write_to_scratch(plan::GroupIndex group, c10::Stream stream);
+  void write_page_to_scratch(Page const& page, c10::Stream stream);
   void open_pages(plan::GroupIndex group);
   void close_pages(plan::GroupIndex group);
   void wait_ready(plan::GroupIndex group, c10::Stream stream);
@@ -383,7 +393,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::size_t users_ = 0;  // threads with an open use
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
-  std::atomic<bool> running_{false};  // between start() and stop()
+  std::filesystem::path scratch_folder_;  // empty: none
+  std::unique_ptr<ScratchFile> scratch_;  // made when it is needed
+  std::vector<Bytes> scratch_places_;     // of the groups in it
+  std::atomic<bool> running_{false};      // between start() and stop()
   bool counted_by_net_ = false;
 
   Bytes bytes_in_ = 0;

@@ -55,6 +55,7 @@ std::shared_ptr<FolderStore> FolderStore::open_or_write(std::filesystem::path co
     }
   };
   std::unique_ptr<OffloadStore> store = OffloadStore::open_or_write(folder, source, tensors, write);
+  engine.set_scratch_folder(folder);
   std::map<std::string, Bytes> places;
   for (StoredTensor const& tensor : store->manifest().tensors) {
     places[tensor.name] = tensor.offset;

@@ -16,7 +16,7 @@ namespace noria {
 /// Each group lies in the file as it lies on the device, padding included, so that it is one read straight to its
 /// place. The folder's manifest says whose bytes it holds by their checksum: a later run, or another process, uses them
 /// only for a model with these very weights, and a folder never mixes up two components. Weights that a program changes
-/// move to memory and leave the folder as it is.
+/// leave it as it is: they go to a nameless file beside it, which this process alone has and which dies with it.
 class FolderStore {
  public:
   /// Uses what the folder holds, or writes it. `engine` says how groups are laid out and has no homes yet; the tensors

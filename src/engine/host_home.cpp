@@ -44,6 +44,18 @@ Bytes HostHome::disk_bytes() const {
   return sum;
 }
 
+FileExtent HostHome::extent_at(Bytes group_offset, Bytes bytes) const {
+  auto const found = std::ranges::find_if(extents_, [&](FileExtent const& e) {
+    return e.group_offset <= group_offset && group_offset + bytes <= e.group_offset + e.bytes;
+  });
+  NORIA_ASSERT(found != extents_.end() && (!found->conversion || found->bytes == bytes), "a page is in one extent");
+  FileExtent out = *found;
+  out.file_offset += group_offset - found->group_offset;
+  out.group_offset = group_offset;
+  out.bytes = bytes;
+  return out;
+}
+
 HostHome::HostHome(std::vector<FileExtent> extents, std::vector<MemoryPart> parts)
     : extents_(std::move(extents)), parts_(std::move(parts)) {
   std::vector<ReadPiece> pieces;

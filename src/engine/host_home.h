@@ -73,6 +73,8 @@ class HostHome {
   [[nodiscard]] std::span<FileExtent const> extents() const { return extents_; }
   [[nodiscard]] std::span<MemoryPart const> parts() const { return parts_; }
   [[nodiscard]] Bytes disk_bytes() const;
+  /// The part of the extents that begins at `group_offset`, which no conversion and no end of an extent cuts.
+  [[nodiscard]] FileExtent extent_at(Bytes group_offset, Bytes bytes) const;
 
   /// Reads the extents to their places in `group`.
   [[nodiscard]] ReadRequest request(std::span<std::byte> group) const;

@@ -264,7 +264,7 @@ void Engine::vacate(plan::GroupIndex index) {
 
 void Engine::write_back(plan::GroupIndex index) {
   GroupState& group = groups_[index];
-  if (group.home.on_disk()) {
+  if (group.home.on_disk() && scratch_folder_.empty()) {
     move_home_to_memory(index);
   }
   c10::Stream const stream = async_ ? out_stream_ : backend_.current_stream();
@@ -286,6 +286,24 @@ void Engine::write_back(plan::GroupIndex index) {
     begin = timing_event();
     begin.record(stream);
   }
+  if (group.home.on_disk()) {
+    write_to_scratch(index, stream);
+  } else {
+    copy_back(index, stream);
+  }
+  if (async_) {
+    if (!group.written_back) {
+      group.written_back = backend_.new_event();
+    }
+    group.written_back.record(stream);
+  }
+  if (tracing_) {
+    note_slice(index, "copy out", std::move(begin), stream);
+  }
+}
+
+void Engine::copy_back(plan::GroupIndex index, c10::Stream stream) {
+  GroupState const& group = groups_[index];
   std::byte* const source = device_address(index);
   for (plan::PageIndex p : group.pages) {
     Page& page = *pages_[p];
@@ -303,15 +321,64 @@ void Engine::write_back(plan::GroupIndex index) {
       bytes_out_ += page.bytes();
     }
   }
-  if (async_) {
-    if (!group.written_back) {
-      group.written_back = backend_.new_event();
+}
+
+void Engine::write_to_scratch(plan::GroupIndex index, c10::Stream stream) {
+  GroupState& group = groups_[index];
+  if (!scratch_) {
+    Bytes end = 0;
+    scratch_places_.clear();
+    for (GroupState const& other : groups_) {
+      scratch_places_.push_back(end);
+      end += align_up(other.bytes, 4096);
     }
-    group.written_back.record(stream);
+    scratch_ = std::make_unique<ScratchFile>(scratch_folder_, end);
   }
-  if (tracing_) {
-    note_slice(index, "copy out", std::move(begin), stream);
+  std::vector<FileExtent> extents;
+  std::vector<MemoryPart> parts;
+  std::vector<plan::PageIndex> written;
+  try {
+    for (plan::PageIndex p : group.pages) {
+      Page& page = *pages_[p];
+      auto const part = std::ranges::find(group.home.parts(), page.offset(), &MemoryPart::group_offset);
+      if (page.alive() && page.dirty()) {
+        page.clean();
+        written.push_back(p);
+        if (keeps(Ordering::kWriteBack)) {
+          write_page_to_scratch(page, stream);
+        }
+        extents.push_back({.file = scratch_->source(),
+                           .file_offset = scratch_places_[index] + page.offset(),
+                           .group_offset = page.offset(),
+                           .bytes = page.bytes()});
+      } else if (part != group.home.parts().end()) {
+        parts.push_back(*part);
+      } else {
+        extents.push_back(group.home.extent_at(page.offset(), page.bytes()));
+      }
+    }
+  } catch (...) {
+    for (plan::PageIndex p : written) {
+      pages_[p]->mark_dirty();  // its home is still the old one
+    }
+    throw;
   }
+  group.home = HostHome(std::move(extents), std::move(parts));
+}
+
+void Engine::write_page_to_scratch(Page const& page, c10::Stream stream) {
+  std::byte const* source = device_address(page.group()) + page.offset();
+  std::vector<std::byte> bounce;
+  if (!options_.device.is_cpu()) {
+    bounce.resize(page.bytes());
+    backend_.copy_to_host(bounce.data(), source, page.bytes(), stream);
+    BlockingRegion const region;
+    ++host_syncs_;
+    backend_.synchronize(stream);
+    source = bounce.data();
+  }
+  scratch_->write(scratch_places_[page.group()] + page.offset(), {source, page.bytes()});
+  bytes_out_ += page.bytes();
 }
 
 void Engine::settle() {

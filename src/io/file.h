@@ -50,6 +50,9 @@ class File {
   /// Opens `path` for reading. Throws StorageError when it cannot be opened or is not a regular file (a pipe or device
   /// in a model folder is refused without blocking).
   static File open(std::filesystem::path const& path);
+  /// A file that this process writes itself: it may change, and is not compared with what it was. `name` is for
+  /// messages. Throws StorageError.
+  static File of_ours(Descriptor descriptor, std::string name);
 
   [[nodiscard]] std::string const& path() const noexcept { return path_; }
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
@@ -64,7 +67,7 @@ class File {
   /// Asks the system again who this file is. Throws StorageError.
   [[nodiscard]] FileIdentity identity_now() const;
   /// Throws IntegrityError (FileChanged, FileTruncated) when the file was written, replaced, truncated or removed since
-  /// it was opened.
+  /// it was opened, and is not of ours.
   void check_unchanged() const;
 
   /// A second descriptor of the same inode with the given open(2) flags added (O_DIRECT), empty when the system
@@ -75,6 +78,7 @@ class File {
   std::string path_;
   Descriptor descriptor_;
   FileIdentity identity_;
+  bool ours_ = false;
 };
 
 }  // namespace noria

@@ -171,7 +171,7 @@ class OffloadReports : public ::testing::TestWithParam<std::tuple<char const*, c
   /// The smallest budget by block, half of the weights by block and by layer; with any of them a block's scope fits.
   template <typename Net>
   [[nodiscard]] std::vector<OffloadOptions> scope_settings() const {
-    Net const net = make<Net>();
+    auto const net = make<Net>();
     Bytes const smallest = smallest_budget(*net, Granularity::kBlock);
     Bytes const half = Offload(net, options(Granularity::kBlock, 1_GiB)).status().weights_bytes / 2;
     return {options(Granularity::kBlock, smallest), options(Granularity::kBlock, std::max(half, smallest)),
@@ -189,15 +189,16 @@ class OffloadReports : public ::testing::TestWithParam<std::tuple<char const*, c
   /// `work` gives the same bits, pass for pass, on an offloaded model as on a resident one, and leaves the same state.
   template <typename Net>
   void expect_resident_bits(std::function<at::Tensor(Net&, Parts const&)> const& work) const {
-    Net resident = make<Net>();
+    auto resident = make<Net>();
     resident->to(*device_);
     std::vector<at::Tensor> wanted;
+    wanted.reserve(kPasses);
     for (int pass = 0; pass < kPasses; ++pass) {
       wanted.push_back(work(resident, Parts()).cpu());
     }
     for (OffloadOptions const& how : settings<Net>()) {
       SCOPED_TRACE(described(how));
-      Net net = make<Net>();
+      auto net = make<Net>();
       Offload offload(net, how);
       for (int pass = 0; pass < kPasses; ++pass) {
         EXPECT_TRUE(work(net, parts(offload)).cpu().equal(wanted[static_cast<std::size_t>(pass)])) << "pass " << pass;
@@ -228,7 +229,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, OffloadReports,
 // --- Entry points, and weights that are read without their module's forward --------------------------------------
 
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2));
+  torch::nn::Conv2d layer(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2));
+  return layer;
 }
 
 struct CoderImpl : torch::nn::Module {
@@ -288,6 +290,7 @@ TEST_P(OffloadReports, Row25TiledDecodingIsRightEveryTime) {
   at::Tensor const latent = input({1, 4, 16, 16});
   expect_resident_bits<Autoencoder>([&](Autoencoder& net, Parts const& parts) {
     std::vector<at::Tensor> tiles;
+    tiles.reserve(18);
     for (int64_t i = 0; i < 16; ++i) {
       tiles.push_back(net->decode(latent.narrow(2, i / 4 * 4, 4).narrow(3, i % 4 * 4, 4), parts));
     }
@@ -300,8 +303,8 @@ TEST_P(OffloadReports, Row25TiledDecodingIsRightEveryTime) {
 // diffusers#10797: one component of three is offloaded, the others are resident. They work together.
 TEST_P(OffloadReports, Row26OneComponentOfThreeIsOffloaded) {
   at::Tensor const image = input({2, 3, 8, 8});
-  Autoencoder coder = make<Autoencoder>();
-  Stack upscaler = make<Stack>();
+  auto coder = make<Autoencoder>();
+  auto upscaler = make<Stack>();
   coder->to(*device_);
   upscaler->to(*device_);
   expect_resident_bits<Stack>([&](Stack& denoiser, Parts const& parts) {
@@ -502,7 +505,7 @@ TEST_P(OffloadReports, Row35TwoListsOfBlocksAndTensorsOfTheRoot) {
 TEST_P(OffloadReports, Row37TwoDenoisersAreCalledInTurn) {
   at::Tensor const x = input({3, kWidth});
   auto const make_second = [] {
-    Stack second = make<Stack>();
+    auto second = make<Stack>();
     second->stem->weight.mul_(2);
     return second;
   };
@@ -510,9 +513,9 @@ TEST_P(OffloadReports, Row37TwoDenoisersAreCalledInTurn) {
   second_resident->to(*device_);
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack first_resident = make<Stack>();
+    auto first_resident = make<Stack>();
     first_resident->to(*device_);
-    Stack first = make<Stack>();
+    auto first = make<Stack>();
     Stack second = make_second();
     Offload const first_offload(first, how);
     Offload const second_offload(second, how);
@@ -604,11 +607,11 @@ at::Tensor at_address_of(at::Tensor const& weight) {
 // device there, whatever comes after the scope.
 TEST_P(OffloadReports, Row38InsideAScopeWorkGoesByAddressAlone) {
   at::Tensor const x = input({3, kWidth});
-  Stack resident = make<Stack>();
+  auto resident = make<Stack>();
   resident->to(*device_);
   for (OffloadOptions const& how : scope_settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload const offload(net, how);
     for (int pass = 0; pass < kPasses; ++pass) {
       at::Tensor out = x;
@@ -749,7 +752,7 @@ TEST_P(OffloadReports, Row52And56AnAdapterIsLoadedMergedUnmergedAndDeleted) {
 // The same: a model with its adapter is taken up anew, so that the adapter is managed too, and again without it.
 TEST_P(OffloadReports, Row52And56AModelIsOffloadedAgainWithItsAdapterAndWithout) {
   at::Tensor const x = input({3, kWidth});
-  Adaptable resident = make<Adaptable>();
+  auto resident = make<Adaptable>();
   resident->to(*device_);
   resident->load_adapter(*device_, Parts());
   at::Tensor const adapted = resident->forward(x, Parts()).cpu();
@@ -757,7 +760,7 @@ TEST_P(OffloadReports, Row52And56AModelIsOffloadedAgainWithItsAdapterAndWithout)
   at::Tensor const plain = resident->forward(x, Parts()).cpu();
   for (OffloadOptions const& how : settings<Adaptable>()) {
     SCOPED_TRACE(described(how));
-    Adaptable net = make<Adaptable>();
+    auto net = make<Adaptable>();
     OffloadOptions with_adapter = how;
     {
       Offload offload(net, how);
@@ -899,13 +902,13 @@ TEST_P(OffloadReports, Row130TwoPipelinesShareAModule) {
 // diffusers#5281: two pipelines with offloading fail. Two with weights of their own run in turn, also when one ends.
 TEST_P(OffloadReports, Row131TwoPipelinesRunInTurnAndOneEnds) {
   at::Tensor const x = input({3, kWidth});
-  Pipeline resident = make<Pipeline>();
+  auto resident = make<Pipeline>();
   resident->to(*device_);
   at::Tensor const wanted = resident->forward(x, {}, {}).cpu();
   for (OffloadOptions const& how : settings<Pipeline>()) {
     SCOPED_TRACE(described(how));
-    Pipeline first = make<Pipeline>();
-    Pipeline second = make<Pipeline>();
+    auto first = make<Pipeline>();
+    auto second = make<Pipeline>();
     Offload first_offload(first, how);
     Offload const second_offload(second, how);
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -1035,9 +1038,9 @@ TEST_P(OffloadReports, Row139AModelIsSavedAfterRemoveAndNeverWithAHole) {
   at::Tensor const x = input({3, kWidth});
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack resident = make<Stack>();
+    auto resident = make<Stack>();
     resident->to(*device_);
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload offload(net, how);
     for (Stack const& stack : {resident, net}) {
       stack->block(2)->up->weight.mul_(2);
@@ -1070,9 +1073,9 @@ TEST_P(OffloadReports, Row139CopiesOfTheWeightsAreSavedWhileOffloaded) {
   at::Tensor const x = input({3, kWidth});
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack resident = make<Stack>();
+    auto resident = make<Stack>();
     resident->to(*device_);
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload offload(net, how);
     for (Stack const& stack : {resident, net}) {
       stack->block(1)->down->weight.mul_(2);
@@ -1104,10 +1107,10 @@ TEST_P(OffloadReports, Row139CopiesOfTheWeightsAreSavedWhileOffloaded) {
 // memory of the device they were moved to, or of the type, and the engine holds nothing.
 TEST_P(OffloadReports, Row140MovingAnOffloadedModelMovesIt) {
   at::Tensor const x = input({3, kWidth});
-  Stack resident = make<Stack>();
+  auto resident = make<Stack>();
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload offload(net, how);
     static_cast<void>(net->forward(x, parts(offload)));
     net->to(at::kDouble);
@@ -1122,7 +1125,7 @@ TEST_P(OffloadReports, Row140MovingAnOffloadedModelMovesIt) {
     }
     Offload const again(net, how);
     EXPECT_TRUE(net->forward(x, parts(again)).cpu().equal([&] {
-      Stack on_device = make<Stack>();
+      auto on_device = make<Stack>();
       on_device->to(*device_);
       return on_device->forward(x).cpu();
     }()));
@@ -1132,7 +1135,7 @@ TEST_P(OffloadReports, Row140MovingAnOffloadedModelMovesIt) {
 // The same: part of it is moved, and the rest stays offloaded.
 TEST_P(OffloadReports, Row140ABlockIsMovedAndTheRestStays) {
   at::Tensor const x = input({3, kWidth});
-  Stack resident = make<Stack>();
+  auto resident = make<Stack>();
   resident->to(*device_);
   resident->block(2)->to(at::kDouble);
   auto const run = [&](Stack& net, Parts const& parts) {
@@ -1143,7 +1146,7 @@ TEST_P(OffloadReports, Row140ABlockIsMovedAndTheRestStays) {
   at::Tensor const wanted = run(resident, Parts()).cpu();
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload const offload(net, how);
     static_cast<void>(net->forward(x, parts(offload)));
     net->block(2)->to(at::kDouble);
@@ -1198,14 +1201,14 @@ void on_threads(std::size_t count, std::function<void(std::size_t)> const& work)
 TEST_P(OffloadReports, Row155TwoThreadsCallOneModel) {
   std::array<at::Tensor, 2> const x{input({3, kWidth}), input({4, kWidth}).mul(2)};
   std::array<at::Tensor, 2> wanted;
-  Stack resident = make<Stack>();
+  auto resident = make<Stack>();
   resident->to(*device_);
   for (std::size_t i = 0; i < x.size(); ++i) {
     wanted[i] = resident->forward(x[i]).cpu();
   }
   for (OffloadOptions const& how : settings<Stack>()) {
     SCOPED_TRACE(described(how));
-    Stack net = make<Stack>();
+    auto net = make<Stack>();
     Offload const offload(net, how);
     std::array<int, 2> right{};
     on_threads(2, [&](std::size_t i) {
@@ -1259,8 +1262,8 @@ TEST_P(OffloadReports, Row157BlocksRunAgainInsideTheBackward) {
     return state_of(*net);
   };
   expect_resident_bits<Stack>(checkpointed);
-  Stack plain = make<Stack>();
-  Stack again = make<Stack>();
+  auto plain = make<Stack>();
+  auto again = make<Stack>();
   plain->to(*device_);
   again->to(*device_);
   {
@@ -1308,17 +1311,17 @@ bool fits(std::function<void()> const& work) {
 // A call for which there is no room beside it is told so.
 TEST_P(OffloadReports, AnAddressIsGoodUntilItsScopeEnds) {
   at::Tensor const x = input({3, kWidth});
-  Uneven resident = make<Uneven>();
+  auto resident = make<Uneven>();
   resident->to(*device_);
   at::Tensor const wanted = resident->forward(x).cpu();
-  Uneven const sizes = make<Uneven>();
+  auto const sizes = make<Uneven>();
   Bytes const smallest = smallest_budget(*sizes, Granularity::kBlock);
   Bytes const all = Offload(sizes, options(Granularity::kBlock, 1_GiB)).status().weights_bytes;
   for (std::size_t held = 0; held < resident->blocks->size(); ++held) {
     int calls_that_fitted = 0;
     for (Bytes budget = smallest; budget < all; budget += 2_KiB) {
       SCOPED_TRACE("block " + std::to_string(held) + ", " + std::to_string(budget) + " bytes");
-      Uneven net = make<Uneven>();
+      auto net = make<Uneven>();
       Offload const offload(net, options(Granularity::kBlock, budget));
       auto const call = [&] { EXPECT_TRUE(net->forward(x, parts(offload)).cpu().equal(wanted)); };
       call();
@@ -1343,12 +1346,12 @@ TEST_P(OffloadReports, AnAddressIsGoodUntilItsScopeEnds) {
 TEST_P(OffloadReports, AnAddressIsGoodWhileAnotherThreadUsesTheModel) {
   constexpr int kLooks = 50;
   at::Tensor const x = input({3, kWidth});
-  Uneven resident = make<Uneven>();
+  auto resident = make<Uneven>();
   resident->to(*device_);
   at::Tensor const wanted = resident->forward(x).cpu();
   for (OffloadOptions const& how : scope_settings<Uneven>()) {
     SCOPED_TRACE(described(how));
-    Uneven net = make<Uneven>();
+    auto net = make<Uneven>();
     Offload const offload(net, how);
     std::atomic<bool> done = false;
     int calls = 0;

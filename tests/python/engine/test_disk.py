@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -123,9 +124,64 @@ def test_a_written_weight_is_kept_and_the_folder_is_not_touched(device: torch.de
             one[3].weight.mul_(1.5)
         assert_same_bits(model(x), resident(x))
     handle.flush()
-    assert handle.status().host_pageable_bytes >= layer_bytes() - 512
+    assert {group["tier"] for group in handle.status().groups} == {"disk"}
     assert data_files(tmp_path) == written
     assert_same_bits(model[3].weight.cpu(), resident[3].weight.cpu())
+    for name, tensor in resident.state_dict().items():
+        assert_same_bits(model.state_dict()[name], tensor, name)
+    handle.remove()
+    assert_same_bits(model[3].weight, resident[3].weight.cpu())
+    again = chain()
+    noria.offload(again, device, budget=2 * layer_bytes(), disk=tmp_path)
+    assert data_files(tmp_path) == written
+    assert_same_bits(again(x), chain().to(device)(x))
+
+
+def test_training_from_disk_takes_no_host_memory(device: torch.device, tmp_path: Path) -> None:
+    """Weights, all of them trained, stay on disk; only what the device lacks in room is copied through memory."""
+    resident, model = chain().to(device), chain()
+    handle = noria.offload(model, device, budget=3 * layer_bytes(), granularity="leaf", disk=tmp_path)
+    written = data_files(tmp_path)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9, foreach=False) for one in (resident, model)]
+    taken = handle.status().host_pageable_bytes + handle.status().host_pinned_bytes
+    with torch.enable_grad():
+        for number in range(6):
+            for one, optimizer in zip((resident, model), optimizers, strict=True):
+                one.requires_grad_(True)
+                optimizer.zero_grad()
+                one(torch.full((2, 64), 0.1 * number, device=device)).square().mean().backward()
+                optimizer.step()
+    for name, tensor in resident.state_dict().items():
+        assert_same_bits(model.state_dict()[name], tensor, name)
+    status = handle.status()
+    assert status.bytes_out > 5 * status.weights_bytes
+    assert status.host_pageable_bytes + status.host_pinned_bytes == taken
+    assert {group["tier"] for group in status.groups} == {"disk"}
+    assert data_files(tmp_path) == written
+
+
+def test_a_weight_that_cannot_be_written_back_is_kept_and_said(device: torch.device, tmp_path: Path) -> None:
+    model = chain()
+    x = torch.randn(2, 64, device=device)
+    handle = noria.offload(model, device, budget=2 * layer_bytes(), granularity="leaf", disk=tmp_path)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        model[3].weight.mul_(2)
+        with pytest.raises((noria.StorageError, RuntimeError), match="changed weights") as raised:
+            for _ in range(3):
+                model(x)
+        assert os.strerror(errno.EFBIG) in str(raised.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    resident = chain().to(device)
+    resident[3].weight.mul_(2)
+    for _ in range(2):
+        assert_same_bits(model(x), resident(x))
+    handle.remove()
+    assert_same_bits(model[3].weight, resident[3].weight.cpu())
 
 
 def test_a_full_disk_leaves_the_model_and_no_half_file(device: torch.device, tmp_path: Path) -> None:
