@@ -576,13 +576,6 @@ void Engine::on_storage_death(Page& page) noexcept {
   }
 }
 
-void Engine::explain_eviction(Page& page, std::string const& why) noexcept {
-  auto const guard = enter_anyway();
-  if (!page.is_open()) {
-    page.close("could not be brought to the device: " + why);
-  }
-}
-
 void Engine::count_net_fault() { net_faults_.fetch_add(1, std::memory_order_relaxed); }
 
 Status Engine::status() {

@@ -168,8 +168,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void on_storage_death(Page& page) noexcept;
   /// A net load that was needed; counted.
   void count_net_fault();
-  /// The page could not be brought in; the error of an access says why.
-  void explain_eviction(Page& page, std::string const& why) noexcept;
+  /// See Note [Refusals]. The page could not be brought in for an operator of the calling thread: until allow() it
+  /// stays away, and the error of an access says why. False when it is there after all.
+  bool refuse(Page& page, std::string const& why) noexcept;
+  void allow(Page& page) noexcept;
 
  private:
   /// Timing marks around a wait for a load, read once they have passed.
@@ -211,8 +213,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Place place = Place::kEvicted;
     Bytes device_offset = 0;
     std::uint32_t uses = 0;
-    std::uint32_t holds = 0;   // by hold(): must not move
-    std::uint32_t parked = 0;  // of `uses`: by threads that wait for room
+    std::uint32_t holds = 0;    // by hold(): must not move
+    std::uint32_t parked = 0;   // of `uses`: by threads that wait for room
+    std::uint32_t refused = 0;  // to operators that are under way
     bool open = false;
     bool used_since_load = false;
     std::vector<Event> use_begins;  // while tracing
@@ -288,6 +291,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// small, residents that nobody uses give way until the next plan. False when that would not help or is not ours to
   /// do.
   bool compact(std::span<plan::GroupIndex const> wanted);
+  /// What is in use may not move, and residents that nobody uses stand in the way of `wanted`: they give way until the
+  /// next plan. False when there would be no room in one run even then.
+  bool give_up_residents(plan::GroupIndex wanted);
+  /// Bytes in a row that nothing in use stands in.
+  [[nodiscard]] Bytes largest_gap() const;
+  /// One of these is refused to an operator of another thread. Throws BudgetError for one of this thread's.
+  [[nodiscard]] bool refused_elsewhere(std::span<plan::GroupIndex const> wanted) const;
+  /// The thread whose uses are in the way may be waiting for this one.
+  [[nodiscard]] bool may_be_awaited() const;
   bool load(plan::GroupIndex group, std::span<plan::GroupIndex const> sooner, bool demanded);
   [[nodiscard]] std::optional<Bytes> find_place(plan::RoomRequest const& request);
   /// See Note [Parts]. What can be had for a group that has no piece of its place yet, or more for one that has. True

@@ -3,6 +3,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <mutex>
@@ -136,15 +137,20 @@ Page* page_of(at::Tensor const& tensor) {
   return storage != nullptr ? Page::of(storage) : nullptr;
 }
 
-/// Groups held from the start of an operator to its end.
+/// Groups held from the start of an operator to its end, and pages refused to it.
 struct Held final : at::ObserverContext {
   std::vector<std::pair<std::shared_ptr<Engine>, plan::GroupIndex>> groups;
+  std::vector<std::pair<std::shared_ptr<Engine>, Page*>> refused;
 
   void let_go() noexcept {
     for (auto const& [engine, group] : groups) {
       engine->end_group(group);
     }
     groups.clear();
+    for (auto const& [engine, page] : refused) {
+      engine->allow(*page);
+    }
+    refused.clear();
   }
 };
 
@@ -182,30 +188,27 @@ class Inputs {
       return nullptr;
     }
     Held held;
-    try {
-      c10::SmallVector<Engine*, 1> done;
-      for (Touch const& touch : touched_) {
-        if (std::ranges::find(done, touch.engine) == done.end()) {
-          bring_in_all_of(*touch.engine, held);
-          done.push_back(touch.engine);
+    constexpr int kMostTries = 3;
+    for (int tries = 1;; ++tries) {
+      try {
+        c10::SmallVector<Engine*, 1> done;
+        for (Touch const& touch : touched_) {
+          if (std::ranges::find(done, touch.engine) == done.end()) {
+            bring_in_all_of(*touch.engine, held);
+            done.push_back(touch.engine);
+          }
         }
+        break;
+      } catch (std::exception const& error) {
+        held.let_go();
+        if (refuse(held, operator_name, error)) {
+          return std::make_unique<Held>(std::move(held));
+        }
+        if (tries == kMostTries) {
+          break;  // something else is wrong; what this operator needs is there
+        }
+        // Another thread has brought all of them in meanwhile.
       }
-    } catch (std::exception const& error) {
-      held.let_go();
-      std::string why = std::string(operator_name) + " needs it";
-      if (touched_.size() > 1) {
-        why += " together with " + std::to_string(touched_.size() - 1) + " more weights";
-      }
-      why += std::string(": ") + error.what();
-      if (touched_.size() > 1 && std::string_view(operator_name).find("_fused_") != std::string_view::npos) {
-        why += ". An optimizer takes its weights one by one with fused=False, foreach=False";
-      } else if (touched_.size() > 1 && std::string_view(operator_name).find("_foreach_") != std::string_view::npos) {
-        why += ". An optimizer takes its weights one by one with foreach=False";
-      }
-      for (Touch const& touch : touched_) {
-        touch.engine->explain_eviction(*touch.page, why);
-      }
-      return nullptr;
     }
     for (Touch const& touch : touched_) {
       if (touch.writes) {
@@ -228,6 +231,27 @@ class Inputs {
     if (engine != nullptr && engine->running()) {
       touched_.push_back({.page = page, .engine = engine, .writes = writes});
     }
+  }
+
+  /// The operator will raise at what is not there. False when all of it is.
+  bool refuse(Held& held, char const* operator_name, std::exception const& error) {
+    std::string why = std::string(operator_name) + " needs it";
+    if (touched_.size() > 1) {
+      why += " together with " + std::to_string(touched_.size() - 1) + " more weights";
+    }
+    why += std::string(": ") + error.what();
+    std::string_view const name = operator_name;
+    if (touched_.size() > 1 && name.find("_fused_") != std::string_view::npos) {
+      why += ". An optimizer takes its weights one by one with fused=False, foreach=False";
+    } else if (touched_.size() > 1 && name.find("_foreach_") != std::string_view::npos) {
+      why += ". An optimizer takes its weights one by one with foreach=False";
+    }
+    for (Touch const& touch : touched_) {
+      if (touch.engine->refuse(*touch.page, why)) {
+        held.refused.emplace_back(touch.engine->shared_from_this(), touch.page);
+      }
+    }
+    return !held.refused.empty();
   }
 
   /// Residents too: without a use another thread might plan anew and take the place meanwhile.
@@ -325,6 +349,8 @@ void OperatorNet::add_engine() {
     at::reenableCallback(state.handle);
   }
 }
+
+bool OperatorNet::in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 int OperatorNet::engines() {
   NetState& state = net();

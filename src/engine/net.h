@@ -14,6 +14,8 @@ class OperatorNet {
   /// Counts the engines that need the net; the callback is there while there is one.
   static void add_engine();
   static void remove_engine() noexcept;
+  /// Whether the calling thread computes gradients.
+  static bool in_backward();
   /// Engines that it watches for; the callback is switched off while there are none.
   static int engines();
 

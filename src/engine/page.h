@@ -63,6 +63,8 @@ class Page {
   /// Written by an operator since it was loaded or written back. Set without the engine's lock.
   void mark_dirty() { dirty_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool dirty() const { return dirty_.load(std::memory_order_relaxed); }
+  /// Operators under way to which it is refused. The engine's lock guards it.
+  std::uint32_t& refusals() { return refusals_; }
   void clean() { dirty_.store(false, std::memory_order_relaxed); }
 
  private:
@@ -77,6 +79,7 @@ class Page {
   std::shared_ptr<Engine> engine_;
   std::atomic<bool> open_{false};
   std::atomic<bool> dirty_{false};
+  std::uint32_t refusals_ = 0;
 };
 
 }  // namespace noria

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "engine/blocking.h"
 #include "engine/engine.h"
+#include "engine/net.h"
 #include "engine/omission.h"
 
 namespace noria {
@@ -22,6 +23,12 @@ namespace {
 // another needs; then the latest takes what the others hold. That is safe: a waiting thread is inside acquire() and
 // reads nothing, it has marked the end of its uses so far, and it brings everything back before it goes on. What an
 // operator or a C++ scope uses is not taken, since an address of it may be known; nor is what hold() keeps.
+//
+// Note [Refusals]
+// An operator whose weights find no room cannot be stopped: PyTorch swallows what its callbacks throw. It runs, and
+// raises where it reads a weight that is closed. Another thread must not open that weight meanwhile, for the operator
+// would read it without a use, nor change the text that is being read: it waits until the operator is over. An operator
+// inside it on the same thread meets the same refusal.
 struct Use {
   std::uint64_t engine = 0;
   plan::ModuleIndex module = plan::kNoModule;
@@ -30,6 +37,17 @@ struct Use {
 };
 
 thread_local std::vector<Use> t_uses;
+
+struct Refusal {
+  std::uint64_t engine = 0;
+  Page const* page = nullptr;
+};
+
+thread_local std::vector<Refusal> t_refusals;
+
+std::uint32_t refusals_here(auto const& is_it) {
+  return static_cast<std::uint32_t>(std::ranges::count_if(t_refusals, is_it));
+}
 
 std::size_t uses_of(std::uint64_t engine) {
   return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
@@ -284,7 +302,16 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         last_group_ = group;
       }
     }
-    while (std::optional<plan::GroupIndex> const group = missing(groups)) {
+    for (;;) {
+      if (refused_elsewhere(groups)) {
+        wait_for_room(lock, groups);
+        was_taken = true;
+        continue;
+      }
+      std::optional<plan::GroupIndex> const group = missing(groups);
+      if (!group) {
+        break;
+      }
       was_taken = was_taken || std::ranges::find(groups, *group) == groups.end();
       if (load(*group, groups, true) || compact(groups)) {
         continue;
@@ -293,7 +320,11 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
         reclaim_interrupted(lock);
         continue;  // the lock was free meanwhile: look again
       }
-      if (users_ - 1 > waiting_) {  // this thread is counted already
+      if (give_up_residents(*group)) {
+        continue;
+      }
+      bool const others_run = users_ - 1 > waiting_;  // this thread is counted already
+      if (others_run && !may_be_awaited()) {
         wait_for_room(lock, groups);
         was_taken = true;
       } else if (!take_from_parked()) {
@@ -411,17 +442,104 @@ void Engine::open_again(std::unique_lock<std::mutex>& lock, c10::Stream stream) 
   }
 }
 
+bool Engine::refuse(Page& page, std::string const& why) noexcept {
+  auto const guard = enter_anyway();
+  if (page.is_open() && !inherited()) {
+    return false;
+  }
+  std::uint32_t const here = refusals_here([&](Refusal const& refusal) { return refusal.page == &page; });
+  if (page.refusals()++ == here) {  // else another thread may be reading the text
+    page.close("could not be brought to the device: " + why);
+  }
+  ++groups_[page.group()].refused;
+  t_refusals.push_back({.engine = id_, .page = &page});
+  return true;
+}
+
+void Engine::allow(Page& page) noexcept {
+  auto const guard = enter_anyway();
+  auto const found = std::ranges::find(t_refusals, &page, &Refusal::page);
+  if (found != t_refusals.end()) {
+    t_refusals.erase(found);
+    --page.refusals();
+    --groups_[page.group()].refused;
+    note_release();
+  }
+}
+
+bool Engine::refused_elsewhere(std::span<plan::GroupIndex const> wanted) const {
+  for (plan::GroupIndex group : wanted) {
+    auto const is_it = [&](Refusal const& refusal) { return refusal.engine == id_ && refusal.page->group() == group; };
+    if (groups_[group].refused > 0 && refusals_here(is_it) > 0) {
+      throw_no_room(group);
+    }
+  }
+  return std::ranges::any_of(wanted, [this](plan::GroupIndex group) { return groups_[group].refused > 0; });
+}
+
+bool Engine::may_be_awaited() const {
+  // The backward of a device runs on a thread of its own, and the one that asked for it waits, with its uses open.
+  return !options_.device.is_cpu() && OperatorNet::in_backward();
+}
+
+Bytes Engine::largest_gap() const {
+  std::vector<std::pair<Bytes, Bytes>> taken;
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded && in_use(g)) {
+      taken.emplace_back(groups_[g].device_offset, groups_[g].device_offset + groups_[g].bytes);
+    }
+  }
+  std::ranges::sort(taken);
+  Bytes gap = 0;
+  Bytes end = 0;
+  for (auto const& [begin, next] : taken) {
+    gap = std::max(gap, begin - end);
+    end = next;
+  }
+  return std::max(gap, arena_bytes_ - end);
+}
+
+bool Engine::give_up_residents(plan::GroupIndex wanted) {
+  if (residency_.resident_bytes == 0 || holds_ > 0 || largest_gap() < groups_[wanted].bytes) {
+    return false;
+  }
+  settle();  // residents are used without marks
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded && resident(g) && !in_use(g)) {
+      vacate(g);
+    }
+  }
+  residency_ = plan::no_residents(costs_, arena_bytes_);
+  replan_due_ = true;
+  empty_ring();
+  for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].place == Place::kLoaded) {
+      ring_.put(g, groups_[g].device_offset, groups_[g].bytes);
+    }
+  }
+  return true;
+}
+
 void Engine::throw_no_room(plan::GroupIndex group) const {
   Bytes held = 0;
+  Bytes pieces = 1;
   Bytes needed = 0;
+  Bytes largest = 0;
   for (GroupState const& state : groups_) {
-    held += state.uses > 0 && state.place == Place::kLoaded ? state.bytes : 0;
+    bool const is_held = state.uses > 0 && state.place == Place::kLoaded;
+    held += is_held ? state.bytes : 0;
+    pieces += is_held ? 1 : 0;
     needed += state.uses > 0 ? state.bytes : 0;
+    largest = std::max(largest, state.bytes);
+  }
+  bool const fixed = std::ranges::any_of(t_uses, [&](Use const& use) { return use.engine == id_ && !is_modules(use); });
+  if (fixed) {
+    needed = held + pieces * largest;  // then one of the gaps around what may not move has room for any group
   }
   throw BudgetError("there is no room for " + describe_need(group) + ": " + format_bytes(held) + " of the budget of " +
-                        format_bytes(options_.budget) +
-                        " are in use by what is running now. Give a budget of at least " + format_bytes(needed) + " (" +
-                        std::to_string(needed) + " bytes)",
+                        format_bytes(options_.budget) + " are in use by what is running now" +
+                        (fixed ? ", and may not move" : "") + ". Give a budget of at least " + format_bytes(needed) +
+                        " (" + std::to_string(needed) + " bytes)",
                     needed);
 }
 

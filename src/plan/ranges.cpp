@@ -1,5 +1,7 @@
 #include "plan/ranges.h"
 
+#include <noria/error.h>
+
 #include <algorithm>
 
 namespace noria::plan {
@@ -171,6 +173,11 @@ std::vector<GroupIndex> RangeMap::take(Range range) {
   auto const where = std::ranges::partition_point(held_, [&](Range const& r) { return r.begin < range.end; });
   held_.insert(where, range);
   return evicted;
+}
+
+void RangeMap::put(GroupIndex group, Bytes begin, Bytes bytes) {
+  std::vector<GroupIndex> const evicted = take({.begin = begin, .end = begin + bytes, .group = group});
+  NORIA_ASSERT(evicted.empty() && begin + bytes <= size_, "nothing stands where a group is put");
 }
 
 void RangeMap::remove(GroupIndex group) {

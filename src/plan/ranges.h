@@ -67,6 +67,8 @@ class RangeMap {
   /// fewer than `least` bytes.
   std::optional<Piece> extend(GroupIndex group, Bytes place_begin, Bytes bytes, Bytes least,
                               std::function<Tenancy(GroupIndex)> const& tenancy);
+  /// Puts `group` where nothing stands.
+  void put(GroupIndex group, Bytes begin, Bytes bytes);
   void remove(GroupIndex group);
   void clear() { held_.clear(); }
 

@@ -205,4 +205,3 @@ def test_a_forward_that_raised(offloader: Offloader, sim, level: dict, use_strea
         with RaisesOnce(where, Interrupted), pytest.raises(Interrupted):
             pair.offloaded(Inputs("sim", 0).tensor(3, WIDTH))
         pair.check(passes=2)
-
