@@ -125,8 +125,8 @@ class Offload {
   [[nodiscard]] Status status() const;
 
   /// The weights of `module`, a part of the model, are on the device while the scope lives, in use together; a raw
-  /// pointer to one is good as long. Throws BudgetError when they do not fit the budget at once, and
-  /// std::invalid_argument for a module of another model.
+  /// pointer to one is good as long, for reading: what is written through it is lost. Throws BudgetError when they do
+  /// not fit the budget at once, and std::invalid_argument for a module of another model.
   UseScope use(torch::nn::Module const& module) const;
   UseScope use(torch::jit::Module const& module) const;
   template <ModuleHandle Handle>

@@ -265,6 +265,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_residency();
   void allocate_arena();
   void acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups);
+  /// Throws UnsupportedOperation when the current stream records a graph and a group may not stay where it is.
+  void refuse_capture(std::span<plan::GroupIndex const> groups) const;
   [[noreturn]] void throw_no_room(plan::GroupIndex group) const;
   void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
@@ -296,7 +298,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool give_up_residents(plan::GroupIndex wanted);
   /// Bytes in a row that nothing in use stands in.
   [[nodiscard]] Bytes largest_gap() const;
-  /// One of these is refused to an operator of another thread. Throws BudgetError for one of this thread's.
+  /// One of these is refused to an operator of another thread.
   [[nodiscard]] bool refused_elsewhere(std::span<plan::GroupIndex const> wanted) const;
   /// The thread whose uses are in the way may be waiting for this one.
   [[nodiscard]] bool may_be_awaited() const;

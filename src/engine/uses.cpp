@@ -288,12 +288,14 @@ bool Engine::in_use_here(plan::GroupIndex group) const {
 
 void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
+  refuse_capture(groups);
   // All are taken first, so that bringing one in does not send another out.
   for (plan::GroupIndex group : groups) {
     ++groups_[group].uses;
   }
   bool const demanded = std::ranges::any_of(groups, [&](auto g) { return groups_[g].place != Place::kLoaded; });
   bool reclaimed = false;
+  bool all_waited = false;
   bool was_taken = false;  // may have been: what this thread uses already
   try {
     for (plan::GroupIndex group : groups) {
@@ -304,6 +306,14 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
     }
     for (;;) {
       if (refused_elsewhere(groups)) {
+        if (users_ - 1 <= waiting_) {
+          // All wait. The one whose operator it is may find that it has to give up; if not, operators of two threads
+          // wait for each other, and this one gives up.
+          if (std::exchange(all_waited, true)) {
+            throw_no_room(groups.front());
+          }
+          note_release();
+        }
         wait_for_room(lock, groups);
         was_taken = true;
         continue;
@@ -375,6 +385,17 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
   if (demanded) {
     prefetch();
   }
+}
+
+void Engine::refuse_capture(std::span<plan::GroupIndex const> groups) const {
+  if (options_.device.is_cpu() || !backend_.capabilities().streams || !backend_.current_stream().is_capturing()) {
+    return;
+  }
+  bool const stay = std::ranges::all_of(groups, [this](auto g) { return groups_[g].place == Place::kLoaded; });
+  NORIA_CHECK(stay && residency_.streamed_bytes == 0, UnsupportedOperation,
+              "a graph is being captured on this stream, and its replays would read weights at the addresses that they "
+              "have now, which change as weights come and go. Capture with a budget of all weights and after a first "
+              "pass, or do without graphs");
 }
 
 std::optional<plan::GroupIndex> Engine::missing(std::span<plan::GroupIndex const> wanted) const {
@@ -468,13 +489,10 @@ void Engine::allow(Page& page) noexcept {
 }
 
 bool Engine::refused_elsewhere(std::span<plan::GroupIndex const> wanted) const {
-  for (plan::GroupIndex group : wanted) {
+  return std::ranges::any_of(wanted, [this](plan::GroupIndex group) {
     auto const is_it = [&](Refusal const& refusal) { return refusal.engine == id_ && refusal.page->group() == group; };
-    if (groups_[group].refused > 0 && refusals_here(is_it) > 0) {
-      throw_no_room(group);
-    }
-  }
-  return std::ranges::any_of(wanted, [this](plan::GroupIndex group) { return groups_[group].refused > 0; });
+    return groups_[group].refused > 0 && groups_[group].refused > refusals_here(is_it);
+  });
 }
 
 bool Engine::may_be_awaited() const {

@@ -7,13 +7,14 @@
 
 #include "engine/tensor_table.h"
 #include "support/message_of.h"
+#include "support/stub_device.h"
 
 namespace noria {
 namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-/// Four square weights on the cpu, one group each, called in turn.
+/// Square weights, one group each, called in turn.
 class EngineOnCpu : public ::testing::Test {
  protected:
   static constexpr int64_t kWidth = 32;
@@ -28,7 +29,7 @@ class EngineOnCpu : public ::testing::Test {
     return out;
   }
 
-  std::shared_ptr<Engine> manage(std::vector<at::Tensor>& tensors, Bytes budget) {
+  std::shared_ptr<Engine> manage(std::vector<at::Tensor>& tensors, Bytes budget, c10::Device device = c10::kCPU) {
     TensorTable table;
     std::vector<plan::ModuleNode> modules{{.name = "", .parent = plan::kNoModule}};
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -44,7 +45,7 @@ class EngineOnCpu : public ::testing::Test {
     for (Engine::PageSpec const& page : table.pages()) {
       bytes.push_back(page.bytes);
     }
-    auto engine = Engine::create({.device = c10::kCPU, .budget = budget}, table.pages(),
+    auto engine = Engine::create({.device = device, .budget = budget}, table.pages(),
                                  plan::make_groups(modules, bytes, {.granularity = plan::Granularity::kLeaf}));
     for (plan::GroupIndex group = 0; group < engine->group_count(); ++group) {
       engine->give_memory_home(group);
@@ -150,6 +151,30 @@ TEST_F(EngineOnCpu, AnInterruptedUseEndsWithTheOneAroundIt) {
   EXPECT_TRUE(engine->uses_of_this_thread().empty());
   engine->begin(2);
   engine->end(2);
+}
+
+TEST_F(EngineOnCpu, AGraphIsNotCapturedOverWeightsThatMove) {
+  stub::install("stub");
+  c10::Device const device(c10::kPrivateUse1, 0);
+  auto tensors = weights(3);
+  auto const few = manage(tensors, kWeightBytes, device);
+  auto others = weights(3);
+  auto const all = manage(others, 3 * kWeightBytes, device);
+  stub::settings().capturing = true;
+  std::string const message = message_of([&] { few->begin(1); });
+  EXPECT_THAT(message, HasSubstr("a graph is being captured"));
+  EXPECT_THAT(message, HasSubstr("Capture with a budget of all weights"));
+  EXPECT_THAT(message_of([&] { all->begin(1); }), HasSubstr("a graph is being captured")) << "it is not there yet";
+  stub::settings().capturing = false;
+  few->begin(1);
+  few->end(1);
+  all->begin(1);
+  all->end(1);
+  stub::settings().capturing = true;
+  all->begin(1);
+  all->end(1);
+  stub::settings().capturing = false;
+  EXPECT_EQ(all->status().loads, 3U) << "the others came ahead";
 }
 
 }  // namespace

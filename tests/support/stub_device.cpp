@@ -173,6 +173,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* first, void* second, c10::DeviceIndex /*index*/) const override {
     return (static_cast<EventState*>(second)->seconds - static_cast<EventState*>(first)->seconds) * 1e3;
   }
+  bool isStreamCapturing(c10::Stream const& /*stream*/) const override { return state().settings.capturing; }
   bool queryStream(c10::Stream const& stream) const override { return pending(stream) == 0; }
   void synchronizeStream(c10::Stream const& stream) const override {
     TORCH_CHECK(state().settings.synchronize_stream, "stub: a stream cannot be waited for, only an event");

@@ -26,6 +26,7 @@ struct Settings {
   bool device_allocator = true;     ///< statistics work; off: they throw, as an allocator that is not PyTorch's kind
   bool memory_info = true;
   bool generator = true;
+  bool capturing = false;  ///< every stream records a graph
   Bytes capacity = Bytes{1} << 30U;
   Bytes misalign = 0;  ///< added to every device address
 };
