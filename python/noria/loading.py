@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,20 @@ def empty_weights() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
+def old_names(model: nn.Module | None) -> Callable[[str], str]:
+    """What turns the names of an old checkpoint into a model's, as transformers does for its own models."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        return lambda name: name
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:  # before transformers 5
+        return lambda name: name
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    return lambda name: str(rename_source_key(name, renamings, [])[0])
+
+
 class FileHomes:
     """Which tensor of a checkpoint is the home of which page.
 
@@ -52,18 +67,20 @@ class FileHomes:
 
     authoritative = False
 
-    def __init__(self, checkpoint: str | Path, prefixes: tuple[str, ...] = ("",), root: str = "") -> None:
+    def __init__(self, checkpoint: str | Path, model: nn.Module | None = None, root: str = "") -> None:
         """Opens the checkpoint: a .safetensors file, an index, or a folder.
 
         Args:
             checkpoint: where it is.
-            prefixes: what may stand before the model's own names in the file, or be missing from them.
+            model: whose weights are looked for; says which other names they may have in the file.
             root: the name of the root that it belongs to, among several.
         """
         self._root = f"{root}." if root else ""
         self.shards = _C.ShardSet.open(str(checkpoint))
-        self._tensors = self.shards.tensors
-        self._prefixes = prefixes
+        rename = old_names(model)
+        self._tensors = {rename(name): entry for name, entry in self.shards.tensors.items()}
+        prefix = getattr(model, "base_model_prefix", "")
+        self._prefixes = ("", f"{prefix}.") if prefix else ("",)
         self._names: dict[int, list[Any]] = {}
         self._table = _C.TensorTable()
 
@@ -288,8 +305,7 @@ def load(model_on_meta: nn.Module, checkpoint: str | Path, device: torch.device 
         raise ValueError(
             "noria.load streams from the checkpoint itself; disk=FOLDER, a copy of the weights, is for noria.offload"
         )
-    prefix = getattr(model_on_meta, "base_model_prefix", "")
-    homes = FileHomes(checkpoint, ("", f"{prefix}.") if prefix else ("",))
+    homes = FileHomes(checkpoint, model_on_meta)
     homes.authoritative = True
     settings = settings_for(device, **options)
     settings.homes = homes

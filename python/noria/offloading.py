@@ -190,11 +190,7 @@ class Settings:
         if self.homes is not None or self.disk is None:
             return self.homes
         if self.disk in ("checkpoint", "mapped"):
-            homes = []
-            for name, root in roots.items():
-                prefix = getattr(root, "base_model_prefix", "")
-                homes.append(FileHomes(own_checkpoint(root), ("", f"{prefix}.") if prefix else ("",), name))
-            return ManyHomes(homes)
+            return ManyHomes([FileHomes(own_checkpoint(root), root, name) for name, root in roots.items()])
         component = "+".join(name or type(root).__name__ for name, root in roots.items())
         return FolderHomes(self.disk, component)
 

@@ -11,12 +11,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from pairs import Pair
 from shapes import SHAPES, assert_same_bits
 from torch import nn
 
 import noria
+from noria.loading import empty_weights
 
 
 @pytest.fixture(params=SHAPES.values(), ids=str)
@@ -324,8 +326,6 @@ def test_a_checkpoint_that_is_replaced_is_noticed(device: torch.device, tmp_path
 def test_load_fills_host_memory_from_the_checkpoint(sim, tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
-    from noria.loading import empty_weights
-
     resident = tiny_bert(tmp_path).to("sim")
     tokens = torch.arange(24, device="sim").reshape(2, 12)
     expected = resident(tokens).last_hidden_state
@@ -367,3 +367,35 @@ def test_load_over_real_weights_takes_those_of_the_checkpoint(sim, tmp_path: Pat
     noria.load(other, tmp_path, "sim", budget=3 * layer_bytes(), host_budget="1GiB")
     x = torch.randn(2, 64)
     assert torch.equal(other(x.to("sim")).cpu(), source.to("sim")(x.to("sim")).cpu())
+
+
+@torch.no_grad()
+def test_an_old_checkpoint_of_transformers_is_read_under_its_old_names(device: torch.device, tmp_path: Path) -> None:
+    """LayerNorm.gamma, and a head's prefix before the names of the base model: as `from_pretrained` takes them."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20
+    )
+    torch.manual_seed(0)
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {
+        "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in safetensors.torch.load_file(file).items()
+    }
+    assert any("gamma" in name for name in old)
+    safetensors.torch.save_file(old, file, metadata={"format": "pt"})
+    tokens = torch.arange(5, device=device)[None]
+    expected = model.to(device)(tokens).last_hidden_state
+
+    with empty_weights():
+        empty = transformers.BertModel(config).eval()
+    noria.load(empty, tmp_path, device, budget="1MiB")
+    assert_same_bits(empty(tokens).last_hidden_state, expected)
+
+    loaded = transformers.BertModel.from_pretrained(tmp_path).eval()
+    handle = noria.offload(loaded, device, budget="1MiB", granularity="leaf", disk="checkpoint")
+    assert_same_bits(loaded(tokens).last_hidden_state, expected)
+    norms = [group for group in handle.status().groups if group["name"].endswith("LayerNorm")]
+    assert norms != [] and {group["tier"] for group in norms} == {"disk"}
