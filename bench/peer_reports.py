@@ -98,13 +98,14 @@ def shorten(text: str, limit: int = 90) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one object instead of a table")
-    parser.add_argument("-k", default="", help="only tests whose name contains this")
+    parser.add_argument("-k", default="", help="only tests whose name or file contains this")
     parser.add_argument("--offloader", choices=OFFLOADERS, action="append", help="default: both")
     arguments = parser.parse_args()
     sys.path[:0] = [str(TESTS)]
     import diffusers
     import diffusers.hooks.group_offloading
-    import test_disk_reports  # noqa: F401  (fills the table)
+    import test_adapter_reports  # noqa: F401  (fills the table)
+    import test_disk_reports  # noqa: F401
     import test_offload_reports  # noqa: F401
     import torch
     from reports import REPORTS
@@ -115,7 +116,7 @@ def main() -> int:
     versions = {"noria": noria.__version__, "diffusers": diffusers.__version__}
     rows = []
     for name, report in REPORTS.items():
-        if arguments.k not in name:
+        if arguments.k not in f"{report.module}.{name}":
             continue
         results = {offloader: judge(name, report.module, offloader) for offloader in wanted}
         rows.append({"number": report.number, "source": report.source, "expected": report.expected, "test": name,

@@ -63,8 +63,8 @@ plan::Grouping Engine::group(std::span<plan::ModuleNode const> modules, std::spa
   for (Bytes split = std::bit_ceil(std::max<Bytes>(total, 1)); split > 0; split /= 2) {
     splits.push_back(split);  // the same for every budget: what one names as the smallest works when it is given
   }
-  std::optional<plan::Grouping> least;
-  Bytes least_bytes = 0;
+  plan::Grouping least;
+  Bytes least_bytes = ~Bytes{0};
   for (Bytes split : splits) {
     options.split_above_bytes = split;
     plan::Grouping grouping = plan::make_groups(modules, bytes, options);
@@ -72,12 +72,12 @@ plan::Grouping Engine::group(std::span<plan::ModuleNode const> modules, std::spa
     if (needed <= *budget) {
       return grouping;
     }
-    if (!least || needed < least_bytes) {
+    if (needed < least_bytes) {
       least = std::move(grouping);
       least_bytes = needed;
     }
   }
-  return *std::move(least);
+  return least;
 }
 
 Engine::RunningCheck& Engine::running_check() {
@@ -136,13 +136,27 @@ std::unique_lock<std::mutex> Engine::enter_anyway() const {
   return inherited() ? std::unique_lock<std::mutex>() : lock_politely(mutex_);
 }
 
+void Engine::leave_to_parent() {
+  struct Parts {
+    std::unique_ptr<Reader> reader;
+    std::unique_ptr<Staging> staging;
+    c10::DataPtr arena;
+    std::vector<GroupState> groups;
+  };
+  static auto* const kept = new std::vector<Parts>;  // until this process ends
+  kept->push_back({.reader = std::move(reader_),
+                   .staging = std::move(staging_),
+                   .arena = std::move(arena_),
+                   .groups = std::move(groups_)});
+}
+
 Engine::~Engine() {
   if (inherited()) {
-    // Threads, reads and the device are the parent's: all of it stays as it is until this process ends.
-    (void)reader_.release();
-    (void)staging_.release();
-    (void)arena_.release_context();
-    (void)new std::vector<GroupState>(std::move(groups_));
+    try {
+      leave_to_parent();
+    } catch (std::exception const& error) {
+      log(LogLevel::kError, std::string("what a parent process offloaded could not be left alone: ") + error.what());
+    }
     return;
   }
   for (plan::GroupIndex g = 0; g < groups_.size(); ++g) {

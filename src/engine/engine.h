@@ -256,6 +256,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// The engine belongs to the process that this one was forked from: its threads are not here, and the lock may be
   /// one of theirs for ever.
   [[nodiscard]] bool inherited() const;
+  /// Its threads, reads and device memory stay as they are.
+  void leave_to_parent();
   /// Locks politely. Throws Error when the engine is inherited.
   [[nodiscard]] std::unique_lock<std::mutex> enter() const;
   /// For what cannot fail: without the lock when the engine is inherited.

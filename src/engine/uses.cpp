@@ -449,9 +449,11 @@ bool Engine::take_from_parked() {
 }
 
 void Engine::open_again(std::unique_lock<std::mutex>& lock, c10::Stream stream) {
-  for (std::size_t i = 0; i < t_uses.size(); ++i) {
-    for (plan::GroupIndex group :
-         t_uses[i].engine == id_ ? groups_of(t_uses[i]) : std::span<plan::GroupIndex const>()) {
+  for (Use const& use : t_uses) {
+    if (use.engine != id_) {
+      continue;
+    }
+    for (plan::GroupIndex group : groups_of(use)) {
       await_read(lock, group);
       if (async_) {
         wait_ready(group, stream);

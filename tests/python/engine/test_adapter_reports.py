@@ -12,7 +12,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from offloaders import Offloader
 from pairs import Pair
 from reports import EITHER, LEAVES, offloaded, report
-from shapes import WIDTH, Inputs, Interrupted, LowRank, OnlyAList, RaisesOnce, assert_same_bits
+from shapes import WIDTH, Inputs, LowRank, OnlyAList, assert_same_bits
 from torch import nn
 
 
@@ -57,7 +57,7 @@ def test_a_component_with_a_hook_that_only_aligns_inputs(offloader: Offloader, s
     x = encoder(torch.ones(3, WIDTH))
     assert_same_bits(pair.offloaded(x.to("sim")), pair.resident(x.to("sim")))
     assert encoder.weight.device.type == "sim"
-    with pytest.raises(ValueError, match=r"(?i)hook"):
+    with pytest.raises(ValueError, match=r"(?i)accelerate"):
         offloader(encoder, **LEAVES)
     assert encoder.weight.device.type == "sim"
     pair.check(names=["before"])
@@ -191,17 +191,3 @@ def test_two_threads_call_one_model(offloader: Offloader, sim, level: dict) -> N
         assert [error for error in result if isinstance(error, BaseException)] == []
         for value in result:
             assert_same_bits(value, expected[number])
-
-
-# --- State ------------------------------------------------------------------------------------------------------------
-
-
-@report("142", "diffusers#11443", "a forward that raised is followed by one that is right")
-@EITHER
-@pytest.mark.parametrize("use_stream", [False, True])
-def test_a_forward_that_raised(offloader: Offloader, sim, level: dict, use_stream: bool) -> None:
-    pair = offloaded(offloader, "T1", use_stream=use_stream, **level)
-    for where in (pair.offloaded.blocks[1], pair.offloaded.proj_in):
-        with RaisesOnce(where, Interrupted), pytest.raises(Interrupted):
-            pair.offloaded(Inputs("sim", 0).tensor(3, WIDTH))
-        pair.check(passes=2)
