@@ -152,6 +152,20 @@ TEST(RangeMap, NoPieceBesideWhatStaysForLongNorOneTooSmallToBeWorthIt) {
   EXPECT_THAT(map.groups(), ElementsAre(0));
 }
 
+TEST(RangeMap, WhatIsPutSomewhereStandsThere) {
+  RangeMap map(300);
+  map.put(7, 100, 100);
+  auto const first_stays = [](GroupIndex group) { return Tenancy{.stays = group == 7}; };
+  EXPECT_FALSE(map.place(1, 150, Side::kLow, first_stays));
+  auto const low = map.place(1, 100, Side::kLow, first_stays);
+  ASSERT_TRUE(low);
+  EXPECT_EQ(low->begin, 0U);
+  auto const high = map.place(2, 100, Side::kLow, kAllStay);
+  ASSERT_TRUE(high);
+  EXPECT_EQ(high->begin, 200U);
+  EXPECT_EQ(map.held_bytes(), 300U);
+}
+
 TEST(RangeMap, RangesStayDisjointAndInside) {
   test::Random random(2);
   RangeMap map(1000);
