@@ -133,6 +133,11 @@ class FileHomes:
                     f"'{slot.name}' is not contiguous in the model, and checkpoints hold contiguous tensors; build the "
                     "model without memory_format, or offload it from memory"
                 )
+        if self.authoritative and not used and not missing and self._names:
+            raise IntegrityError(
+                f"the checkpoint holds none of the model's tensors: it has {', '.join(list(self._tensors)[:3])}, ..., and "
+                f"the model {', '.join(slots[0].name for slots in list(self._names.values())[:3])}, ..."
+            )
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise IntegrityError(f"the checkpoint has no {shown}")

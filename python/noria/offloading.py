@@ -424,13 +424,21 @@ class Offload:
             self._hosts = weakref.ref(known)
         return known
 
-    def _refresh(self) -> None:
-        """The model has changed (adapters, replaced layers): takes it up anew, with the same settings."""
+    def _refresh(self) -> bool:
+        """The model has changed (adapters, replaced layers): takes it up anew, with the same settings.
+
+        False inside a transform of torch.func or a level of forward-mode AD, whose tensors must not meet the weights:
+        then the next call outside does it.
+        """
+        in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+        if in_transform or torch.autograd.forward_ad._current_level >= 0:
+            return False
         roots = dict(zip(self.root_names, self.roots, strict=True))
         settings = self._settings
         settings.check(roots, held_bytes=self.status().device_bytes)
         self.remove("cpu")
         settings.enable(self, roots)
+        return True
 
     def _attach(self, model: Model, grouping: _C.Grouping) -> None:
         roots = {id(root) for root in self.roots}
@@ -539,7 +547,12 @@ def with_index(device: torch.device | str | int) -> torch.device:
     """
     from noria.device import TorchDeviceBackend
 
-    return TorchDeviceBackend(device).device
+    try:
+        known = torch.device(device) if isinstance(device, str) else device
+    except RuntimeError as error:
+        hint = ": call noria.sim.enable() first" if device == "sim" or str(device).startswith("sim:") else ""
+        raise ValueError(f"{device!r} is no device that PyTorch knows here{hint}") from error
+    return TorchDeviceBackend(known).device
 
 
 def settings_for(

@@ -101,10 +101,9 @@ class InputMover {
   bool moved_ = false;
 };
 
-/// Calls `visit` with each module whose call is on the calling thread's Python stack, innermost first.
+/// Calls `visit` with each module whose call is among these frames, innermost first.
 template <typename Visit>
-void for_each_running(Visit&& visit) {
-  py::object frame = py::module_::import("sys").attr("_getframe")();
+void for_each_running(py::object frame, Visit&& visit) {
   while (!frame.is_none()) {
     if (py::cast<std::string>(frame.attr("f_code").attr("co_name")) == "_call_impl") {
       py::dict const locals = frame.attr("f_locals");
@@ -116,12 +115,19 @@ void for_each_running(Visit&& visit) {
   }
 }
 
+/// The innermost frame of a thread; None when it has none, or is gone. Its identity in Python is its pthread_t.
+py::object frame_of(std::uint64_t thread) {
+  py::dict const frames = py::module_::import("sys").attr("_current_frames")();
+  py::int_ const key(thread);
+  return frames.contains(key) ? py::object(frames[key]) : py::none();
+}
+
 /// True as well when the interpreter cannot be asked: then nothing is taken away.
-bool any_runs(Engine const& engine) {
+bool runs_on(Engine const& engine, std::uint64_t thread) {
   try {
     py::gil_scoped_acquire const interpreter;
     bool runs = false;
-    for_each_running([&](py::handle module) {
+    for_each_running(frame_of(thread), [&](py::handle module) {
       py::object const offload = py::getattr(module, "_noria_offload", py::none());
       py::object const owner = offload.is_none() ? py::none() : py::getattr(offload, "_engine", py::none());
       runs = runs || (!owner.is_none() && py::cast<Engine const*>(owner) == &engine);
@@ -129,6 +135,18 @@ bool any_runs(Engine const& engine) {
     return runs;
   } catch (std::exception const& error) {
     log(LogLevel::kDebug, std::string("could not look for running modules: ") + error.what());
+    return true;
+  }
+}
+
+/// True as well when the interpreter cannot be asked: then nobody waits for that thread.
+bool awaits_backward(std::uint64_t thread) {
+  try {
+    py::gil_scoped_acquire const interpreter;
+    py::object const frame = frame_of(thread);
+    return frame.is_none() || py::cast<std::string>(frame.attr("f_code").attr("co_name")) == "_engine_run_backward";
+  } catch (std::exception const& error) {
+    log(LogLevel::kDebug, std::string("could not look for a backward: ") + error.what());
     return true;
   }
 }
@@ -161,10 +179,9 @@ class ModuleHook {
       begin();
       return py::none();
     }
-    if (differs()) {
-      // The model has changed since it was offloaded (an adapter, a replaced layer): the owner takes it up anew, with
-      // other hooks than this one; what this call needs of it comes through the operator net.
-      changed_();
+    if (differs() && py::cast<bool>(changed_())) {
+      // The model has changed since it was offloaded (an adapter, a replaced layer): the owner has taken it up anew,
+      // with other hooks than this one; what this call needs of it comes through the operator net.
       return py::none();
     }
     begin();
@@ -251,7 +268,8 @@ class ModuleHook {
   /// hooks by. It calls itself once for each frame of Module._call_impl that has it as its first argument.
   void reclaim_interrupted(py::handle module, std::vector<plan::ModuleIndex> const& open) {
     std::size_t running = 0;
-    for_each_running([&](py::handle other) { running += other.is(module) ? 1 : 0; });
+    py::object const frame = py::module_::import("sys").attr("_getframe")();
+    for_each_running(frame, [&](py::handle other) { running += other.is(module) ? 1 : 0; });
     // One frame is the call that this hook precedes.
     std::size_t const nested = running > 0 ? running - 1 : 0;
     std::size_t seen = 0;
@@ -296,7 +314,7 @@ class ModuleHook {
 }  // namespace
 
 void init_hooks(py::module_& m) {
-  Engine::running_check() = &any_runs;
+  Engine::interpreter() = {.runs = &runs_on, .awaits_backward = &awaits_backward};
   py::class_<ModuleHook, std::shared_ptr<ModuleHook>>(m, "ModuleHook")
       .def(py::init<std::shared_ptr<Engine>, plan::ModuleIndex, py::object, py::set>(), py::arg("engine"),
            py::arg("module"), py::arg("changed"), py::arg("unmoved_kwargs"))

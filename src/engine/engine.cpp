@@ -80,9 +80,9 @@ plan::Grouping Engine::group(std::span<plan::ModuleNode const> modules, std::spa
   return least;
 }
 
-Engine::RunningCheck& Engine::running_check() {
-  static RunningCheck check = nullptr;
-  return check;
+Engine::Interpreter& Engine::interpreter() {
+  static Interpreter known;
+  return known;
 }
 
 Engine::Engine(EngineSettings options, std::vector<PageSpec> pages, plan::Grouping grouping)
@@ -418,14 +418,17 @@ void Engine::evict_all() {
 }
 
 void Engine::resize(Bytes budget) {
-  auto const guard = enter();
+  auto guard = enter();
   plan::SmallestBudget const smallest = plan::smallest_budget(costs_);
   NORIA_CHECK(budget >= smallest.bytes, BudgetError,
               "budget " + format_bytes(budget) + " is below the smallest that works, " + format_bytes(smallest.bytes) +
                   " (" + std::to_string(smallest.bytes) + " bytes): " + describe_need(smallest.largest),
               smallest.bytes);
   resize_to_ = budget;
-  if (users_ == 0 && holds_ == 0) {
+  if (my_uses().empty()) {
+    reclaim_abandoned(guard);
+  }
+  if (resize_to_ && present_.empty() && holds_ == 0) {
     apply_resize();
   }
 }

@@ -50,6 +50,9 @@ struct EngineSettings {
   bool verify = false;
 };
 
+struct Use;
+struct UseStack;
+
 /// Note [Locking]
 /// One mutex guards the state of all groups. It is never held while user code, the Python interpreter or a device wait
 /// may run; messages are collected and said after it is released. A thread that holds the GIL never waits for the
@@ -127,10 +130,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// is divided anew around them. Throws BudgetError when they do not fit it beside the rest.
   void hold(std::vector<plan::GroupIndex> const& groups);
   void let_go(std::vector<plan::GroupIndex> const& groups) noexcept;
-  /// Says whether a module of the engine is running on the calling thread; called without the engine's lock. Installed
-  /// once by the bindings, who know the interpreter's frames.
-  using RunningCheck = bool (*)(Engine const&);
-  static RunningCheck& running_check();
+  /// What the bindings know of a thread's frames, by its pthread_t. Installed once; null in a C++ program.
+  struct Interpreter {
+    /// A module of the engine is running there. Called without the engine's lock.
+    bool (*runs)(Engine const&, std::uint64_t thread) = nullptr;
+    /// It waits for the gradients that other threads compute for it.
+    bool (*awaits_backward)(std::uint64_t thread) = nullptr;
+  };
+  static Interpreter& interpreter();
   /// Between start() and stop(): outside, operators on closed pages are none of ours.
   [[nodiscard]] bool running() const { return running_; }
   /// True when the calling thread holds a use of the group.
@@ -273,7 +280,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release(plan::GroupIndex group) noexcept;
   /// Threads that wait for room look again.
   void note_release() noexcept;
-  void wait_for_release(std::unique_lock<std::mutex>& lock);
+  /// False when nothing was released for a while.
+  bool wait_for_release(std::unique_lock<std::mutex>& lock);
+  /// The calling thread's uses, and its place among the users.
+  [[nodiscard]] std::shared_ptr<UseStack> const& stack() const;
+  [[nodiscard]] std::vector<Use> const& my_uses() const;
+  [[nodiscard]] std::vector<Use>& mine() const;  // to change them
+  void arrive();
+  void depart() noexcept;
+  /// See Note [Abandoned uses]. The lock is given away meanwhile.
+  bool reclaim_abandoned(std::unique_lock<std::mutex>& lock);
   /// See Note [Parking].
   void wait_for_room(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> wanted);
   bool take_from_parked();
@@ -405,8 +421,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool replan_due_ = false;  // residents gave way, or are no longer held
   std::size_t waiting_ = 0;  // threads that have found no room since the latest release
   std::uint64_t releases_ = 0;
-  std::size_t holds_ = 0;  // of all groups
-  std::size_t users_ = 0;  // threads with an open use
+  std::size_t holds_ = 0;                           // of all groups
+  std::vector<std::shared_ptr<UseStack>> present_;  // of threads with an open use
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<Reader> reader_;
   std::filesystem::path scratch_folder_;  // empty: none

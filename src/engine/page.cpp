@@ -43,7 +43,8 @@ void Page::open(std::byte* address) {
   open_ = true;
 }
 
-void Page::close(std::string const& reason) {
+void Page::close(std::string const& given) {
+  std::string const& reason = given.empty() && refusals_ > 0 ? refusal_ : given;
   open_ = false;
   if (!alive()) {
     return;

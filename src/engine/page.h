@@ -63,6 +63,11 @@ class Page {
   /// Written by an operator since it was loaded or written back. Set without the engine's lock.
   void mark_dirty() { dirty_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool dirty() const { return dirty_.load(std::memory_order_relaxed); }
+  /// As close, with a reason that stays while the page is refused to an operator.
+  void refuse(std::string reason) {
+    refusal_ = std::move(reason);
+    close(refusal_);
+  }
   /// Operators under way to which it is refused. The engine's lock guards it.
   std::uint32_t& refusals() { return refusals_; }
   void clean() { dirty_.store(false, std::memory_order_relaxed); }
@@ -80,6 +85,7 @@ class Page {
   std::atomic<bool> open_{false};
   std::atomic<bool> dirty_{false};
   std::uint32_t refusals_ = 0;
+  std::string refusal_;
 };
 
 }  // namespace noria

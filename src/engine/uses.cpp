@@ -1,7 +1,9 @@
 // Uses: a group is acquired before something reads it and released after. See Note [Uses].
 #include <noria/error.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/log.h"
 #include "engine/blocking.h"
@@ -16,7 +18,7 @@ namespace {
 // A use belongs to the thread that began it and to the groups it acquired together. Module hooks nest, so the uses of a
 // thread are a stack. Hooks can be passed by: a KeyboardInterrupt runs none. A use left behind that way only pins its
 // groups; it ends when an end() below it comes, or when the bindings find that its module is not running: at the next
-// entry of the model (reclaim), or when something else finds no room (reclaim_interrupted).
+// entry of the model (reclaim), or when something else finds no room (reclaim_interrupted, reclaim_abandoned).
 //
 // Note [Parking]
 // A thread that finds no room waits until another gives some back. When all that use the engine wait, each has what
@@ -27,16 +29,13 @@ namespace {
 // Note [Refusals]
 // An operator whose weights find no room cannot be stopped: PyTorch swallows what its callbacks throw. It runs, and
 // raises where it reads a weight that is closed. Another thread must not open that weight meanwhile, for the operator
-// would read it without a use, nor change the text that is being read: it waits until the operator is over. An operator
-// inside it on the same thread meets the same refusal.
-struct Use {
-  std::uint64_t engine = 0;
-  plan::ModuleIndex module = plan::kNoModule;
-  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
-  plan::GroupIndex single = 0;                            // when module is kNoModule
-};
-
-thread_local std::vector<Use> t_uses;
+// would read it without a use, nor change the text that is being read: it waits until the operator is over. The
+// operators that it is made of may find room one by one.
+//
+// Note [Abandoned uses]
+// An interrupt that passes the hooks by may leave uses on a thread that has ended, or does other work for ever. Whoever
+// waits asks the interpreter whether that thread runs a module of the model; if not, it ends the uses in its place, and
+// the thread forgets them when it comes back.
 
 struct Refusal {
   std::uint64_t engine = 0;
@@ -49,18 +48,38 @@ std::uint32_t refusals_here(auto const& is_it) {
   return static_cast<std::uint32_t>(std::ranges::count_if(t_refusals, is_it));
 }
 
-std::size_t uses_of(std::uint64_t engine) {
-  return static_cast<std::size_t>(std::ranges::count(t_uses, engine, &Use::engine));
-}
+}  // namespace
 
-/// Place in t_uses of the latest use that `is_it`, its size when there is none.
-std::size_t latest(auto const& is_it) {
-  for (std::size_t i = t_uses.size(); i-- > 0;) {
-    if (is_it(t_uses[i])) {
+struct Use {
+  plan::ModuleIndex module = plan::kNoModule;
+  std::vector<plan::GroupIndex> const* groups = nullptr;  // null: the begin failed
+  plan::GroupIndex single = 0;                            // when module is kNoModule
+};
+
+/// The uses of one thread and one engine, whose lock guards every change.
+struct UseStack {
+  std::uint64_t engine = 0;
+  std::uint64_t thread = 0;
+  std::vector<Use> uses;
+  std::uint64_t changes = 0;
+  bool waits = false;                  // inside acquire()
+  std::atomic<bool> abandoned{false};  // the uses have been ended by another thread
+};
+
+namespace {
+
+thread_local std::vector<std::shared_ptr<UseStack>> t_stacks;
+
+std::uint64_t this_thread() { return static_cast<std::uint64_t>(::pthread_self()); }
+
+/// Place of the latest use that `is_it`, the size when there is none.
+std::size_t latest(std::vector<Use> const& uses, auto const& is_it) {
+  for (std::size_t i = uses.size(); i-- > 0;) {
+    if (is_it(uses[i])) {
       return i;
     }
   }
-  return t_uses.size();
+  return uses.size();
 }
 
 /// By a hook, of a module that runs: else by an operator or a C++ scope, under which no weight may move.
@@ -75,15 +94,52 @@ std::span<plan::GroupIndex const> groups_of(Use const& use) {
 
 }  // namespace
 
+std::shared_ptr<UseStack> const& Engine::stack() const {
+  auto const found = std::ranges::find(t_stacks, id_, [](auto const& stack) { return stack->engine; });
+  if (found != t_stacks.end()) {
+    if ((*found)->abandoned.load(std::memory_order_acquire)) {
+      (*found)->uses.clear();
+      (*found)->abandoned.store(false, std::memory_order_release);
+    }
+    return *found;
+  }
+  // Those of engines that are gone.
+  std::erase_if(t_stacks, [](auto const& stack) { return stack.use_count() == 1 && stack->uses.empty(); });
+  auto stack = std::make_shared<UseStack>();
+  stack->engine = id_;
+  stack->thread = this_thread();
+  return t_stacks.emplace_back(std::move(stack));
+}
+
+std::vector<Use>& Engine::mine() const {
+  UseStack& own = *stack();
+  ++own.changes;
+  return own.uses;
+}
+
+std::vector<Use> const& Engine::my_uses() const { return stack()->uses; }
+
+void Engine::arrive() {
+  if (my_uses().empty()) {
+    present_.push_back(stack());
+  }
+}
+
+void Engine::depart() noexcept {
+  if (my_uses().empty()) {
+    std::erase(present_, stack());
+  }
+}
+
 void Engine::begin(plan::ModuleIndex module) {
   std::vector<plan::GroupIndex> const& needs = grouping_.needs[module];
   auto lock = enter();
-  bool const outermost = uses_of(id_) == 0;
-  if (resize_to_ && holds_ == 0 && users_ == (outermost ? 0U : 1U)) {
+  bool const outermost = my_uses().empty();
+  if (resize_to_ && holds_ == 0 && present_.size() == (outermost ? 0U : 1U)) {
     apply_resize();
   }
   acquire_as_user(lock, needs);
-  t_uses.push_back({.engine = id_, .module = module, .groups = &needs});
+  mine().push_back({.module = module, .groups = &needs});
   last_by_module_ = true;
   passes_ += grouping_.roots[module] ? 1 : 0;
 }
@@ -93,51 +149,49 @@ void Engine::note_failed_begin(plan::ModuleIndex module) {
     return;
   }
   auto const lock = enter();
-  users_ += uses_of(id_) == 0 ? 1 : 0;
-  t_uses.push_back({.engine = id_, .module = module});
+  arrive();
+  mine().push_back({.module = module});
 }
 
 void Engine::begin_groups(std::span<plan::GroupIndex const> groups) {
   auto lock = enter();
   acquire_as_user(lock, groups);
   for (plan::GroupIndex group : groups) {
-    t_uses.push_back({.engine = id_, .module = plan::kNoModule, .single = group});
+    mine().push_back({.module = plan::kNoModule, .single = group});
   }
   last_by_module_ = false;
 }
 
 void Engine::acquire_as_user(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
-  users_ += uses_of(id_) == 0 ? 1 : 0;
+  arrive();
   try {
     acquire(lock, groups);
   } catch (...) {
-    users_ -= uses_of(id_) == 0 ? 1 : 0;  // those of before may have been reclaimed
+    depart();
     throw;
   }
 }
 
 void Engine::end(plan::ModuleIndex module) noexcept {
-  auto const is_it = [&](Use const& use) { return use.engine == id_ && use.module == module; };
-  if (std::size_t const found = latest(is_it); found < t_uses.size()) {
+  auto const is_it = [&](Use const& use) { return use.module == module; };
+  if (std::size_t const found = latest(my_uses(), is_it); found < my_uses().size()) {
     end_uses_from(found);
   }
 }
 
 void Engine::end_group(plan::GroupIndex group) noexcept {
-  auto const is_it = [&](Use const& use) {
-    return use.engine == id_ && use.module == plan::kNoModule && use.single == group;
-  };
-  std::size_t const found = latest(is_it);
-  if (found == t_uses.size() || inherited()) {
+  auto const is_it = [&](Use const& use) { return use.module == plan::kNoModule && use.single == group; };
+  std::size_t const found = latest(my_uses(), is_it);
+  if (found == my_uses().size() || inherited()) {
     return;
   }
   // Not the ones above: an operator's use may outlive a scope that began inside it on the same thread.
   auto const lock = enter();
-  Use const use = t_uses[found];
-  t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(found));
-  release(use.single);
-  if (uses_of(id_) == 0) {
-    --users_;
+  std::vector<Use>& uses = mine();
+  uses.erase(uses.begin() + static_cast<std::ptrdiff_t>(found));
+  release(group);
+  if (uses.empty()) {
+    depart();
     finish_entry();  // no hook will
   }
   note_release();
@@ -146,8 +200,11 @@ void Engine::end_group(plan::GroupIndex group) noexcept {
 void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
   auto lock = enter();
   NORIA_CHECK(running_, Error, "offloading of this model has not begun or has ended");
-  while (uses_of(id_) == 0 && users_ > 0) {
-    wait_for_release(lock);  // uses of other threads end soon, and then the budget can be divided anew
+  while (my_uses().empty() && !present_.empty()) {
+    // Uses of other threads end soon, and then the budget can be divided anew.
+    if (!reclaim_abandoned(lock)) {
+      wait_for_release(lock);
+    }
   }
   for (plan::GroupIndex group : groups) {
     costs_[group].kept = true;
@@ -159,7 +216,7 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
     replan_due_ = true;
   };
   try {
-    if (users_ == 0 && holds_ == 0) {
+    if (present_.empty() && holds_ == 0) {
       take_plan(choose(planned_order_));
     }
     acquire_as_user(lock, groups);
@@ -171,7 +228,7 @@ void Engine::hold(std::vector<plan::GroupIndex> const& groups) {
     take_back();
     throw;
   }
-  users_ -= uses_of(id_) == 0 ? 1 : 0;  // a hold is no thread's: it may end on another
+  depart();  // a hold is no thread's: it may end on another
   for (plan::GroupIndex group : groups) {
     ++groups_[group].holds;
     ++holds_;
@@ -193,10 +250,11 @@ void Engine::let_go(std::vector<plan::GroupIndex> const& groups) noexcept {
   note_release();
 }
 
-void Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
+bool Engine::wait_for_release(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kLookAgain{100};  // for uses that nobody will end
   std::uint64_t const seen = releases_;
   BlockingRegion const region;
-  released_.wait(lock, [&] { return releases_ != seen; });
+  return released_.wait_for(lock, kLookAgain, [&] { return releases_ != seen; });
 }
 
 void Engine::note_release() noexcept {
@@ -207,7 +265,7 @@ void Engine::note_release() noexcept {
 
 void Engine::finish_entry() noexcept {
   try {
-    if (users_ == 0 && holds_ == 0) {
+    if (present_.empty() && holds_ == 0) {
       if (resize_to_) {
         apply_resize();
       }
@@ -221,11 +279,8 @@ void Engine::finish_entry() noexcept {
 }
 
 void Engine::reclaim(std::size_t keep) noexcept {
-  for (std::size_t i = 0; i < t_uses.size(); ++i) {
-    if (t_uses[i].engine == id_ && keep-- == 0) {
-      end_uses_from(i);
-      return;
-    }
+  if (keep < my_uses().size()) {
+    end_uses_from(keep);
   }
 }
 
@@ -234,56 +289,87 @@ void Engine::end_uses_from(std::size_t first) noexcept {
     return;
   }
   auto const lock = enter();
-  for (std::size_t i = t_uses.size(); i-- > first;) {
-    if (t_uses[i].engine == id_) {
-      for (plan::GroupIndex group : groups_of(t_uses[i])) {
-        release(group);
-      }
-      t_uses.erase(t_uses.begin() + static_cast<std::ptrdiff_t>(i));
+  std::vector<Use>& uses = mine();
+  while (uses.size() > first) {
+    for (plan::GroupIndex group : groups_of(uses.back())) {
+      release(group);
     }
+    uses.pop_back();
   }
-  if (uses_of(id_) == 0) {
-    --users_;
-  }
+  depart();
   finish_entry();
   note_release();
 }
 
 void Engine::reclaim_interrupted(std::unique_lock<std::mutex>& lock) {
-  auto const is_left_behind = [&](Use const& use) { return use.engine == id_ && is_modules(use); };
-  if (std::ranges::none_of(t_uses, is_left_behind) || running_check() == nullptr) {
+  if (std::ranges::none_of(my_uses(), is_modules) || interpreter().runs == nullptr) {
     return;
   }
   lock.unlock();
-  bool const runs = running_check()(*this);  // asks the interpreter
+  bool const runs = interpreter().runs(*this, this_thread());
   lock = lock_politely(mutex_);
   if (runs) {
     return;
   }
-  for (Use const& use : t_uses) {
-    if (is_left_behind(use)) {
+  for (Use const& use : my_uses()) {
+    if (is_modules(use)) {
       for (plan::GroupIndex group : groups_of(use)) {
         release(group);
       }
     }
   }
-  std::erase_if(t_uses, is_left_behind);
+  std::erase_if(mine(), is_modules);
+}
+
+bool Engine::reclaim_abandoned(std::unique_lock<std::mutex>& lock) {
+  struct Suspect {
+    std::shared_ptr<UseStack> stack;
+    std::uint64_t changes;
+  };
+  std::vector<Suspect> suspects;
+  for (std::shared_ptr<UseStack> const& other : present_) {
+    bool const by_hooks = !other->uses.empty() && std::ranges::all_of(other->uses, is_modules);
+    if (interpreter().runs != nullptr && other != stack() && !other->waits && by_hooks) {
+      suspects.push_back({.stack = other, .changes = other->changes});
+    }
+  }
+  if (suspects.empty()) {
+    return false;
+  }
+  lock.unlock();
+  std::erase_if(suspects, [&](Suspect const& s) { return interpreter().runs(*this, s.stack->thread); });
+  lock = lock_politely(mutex_);
+  bool any = false;
+  for (Suspect const& suspect : suspects) {
+    bool const same = suspect.stack->changes == suspect.changes && !suspect.stack->waits;
+    if (same && std::erase(present_, suspect.stack) > 0) {
+      for (Use const& use : suspect.stack->uses) {
+        for (plan::GroupIndex group : groups_of(use)) {
+          release(group);
+        }
+      }
+      suspect.stack->abandoned.store(true, std::memory_order_release);
+      any = true;
+    }
+  }
+  if (any) {
+    finish_entry();
+    note_release();
+  }
+  return any;
 }
 
 std::vector<plan::ModuleIndex> Engine::uses_of_this_thread() const {
   std::vector<plan::ModuleIndex> out;
-  for (Use const& use : t_uses) {
-    if (use.engine == id_) {
-      out.push_back(use.module);
-    }
+  for (Use const& use : my_uses()) {
+    out.push_back(use.module);
   }
   return out;
 }
 
 bool Engine::in_use_here(plan::GroupIndex group) const {
-  return std::ranges::any_of(t_uses, [&](Use const& use) {
-    return use.engine == id_ && std::ranges::find(groups_of(use), group) != groups_of(use).end();
-  });
+  return std::ranges::any_of(
+      my_uses(), [&](Use const& use) { return std::ranges::find(groups_of(use), group) != groups_of(use).end(); });
 }
 
 void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> groups) {
@@ -306,7 +392,7 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
     }
     for (;;) {
       if (refused_elsewhere(groups)) {
-        if (users_ - 1 <= waiting_) {
+        if (present_.size() - 1 <= waiting_) {
           // All wait. The one whose operator it is may find that it has to give up; if not, operators of two threads
           // wait for each other, and this one gives up.
           if (std::exchange(all_waited, true)) {
@@ -328,12 +414,13 @@ void Engine::acquire(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIn
       }
       if (!std::exchange(reclaimed, true)) {
         reclaim_interrupted(lock);
+        reclaim_abandoned(lock);
         continue;  // the lock was free meanwhile: look again
       }
       if (give_up_residents(*group)) {
         continue;
       }
-      bool const others_run = users_ - 1 > waiting_;  // this thread is counted already
+      bool const others_run = present_.size() - 1 > waiting_;  // this thread is counted already
       if (others_run && !may_be_awaited()) {
         wait_for_room(lock, groups);
         was_taken = true;
@@ -400,12 +487,10 @@ void Engine::refuse_capture(std::span<plan::GroupIndex const> groups) const {
 
 std::optional<plan::GroupIndex> Engine::missing(std::span<plan::GroupIndex const> wanted) const {
   auto const is_missing = [this](plan::GroupIndex g) { return groups_[g].place != Place::kLoaded; };
-  for (Use const& use : t_uses) {
-    if (use.engine == id_) {
-      auto const found = std::ranges::find_if(groups_of(use), is_missing);
-      if (found != groups_of(use).end()) {
-        return *found;
-      }
+  for (Use const& use : my_uses()) {
+    auto const found = std::ranges::find_if(groups_of(use), is_missing);
+    if (found != groups_of(use).end()) {
+      return *found;
     }
   }
   auto const found = std::ranges::find_if(wanted, is_missing);
@@ -414,8 +499,8 @@ std::optional<plan::GroupIndex> Engine::missing(std::span<plan::GroupIndex const
 
 void Engine::wait_for_room(std::unique_lock<std::mutex>& lock, std::span<plan::GroupIndex const> wanted) {
   std::vector<plan::GroupIndex> parked(wanted.begin(), wanted.end());
-  for (Use const& use : t_uses) {
-    if (use.engine == id_ && is_modules(use)) {
+  for (Use const& use : my_uses()) {
+    if (is_modules(use)) {
       for (plan::GroupIndex group : groups_of(use)) {
         parked.push_back(group);
         if (async_ && groups_[group].place == Place::kLoaded && !resident(group)) {
@@ -428,9 +513,15 @@ void Engine::wait_for_room(std::unique_lock<std::mutex>& lock, std::span<plan::G
     ++groups_[group].parked;
   }
   ++waiting_;
-  wait_for_release(lock);
+  stack()->waits = true;
+  bool const released = wait_for_release(lock);
+  stack()->waits = false;
   for (plan::GroupIndex group : parked) {
     --groups_[group].parked;
+  }
+  if (!released) {
+    --waiting_;  // a release sets it to none
+    reclaim_abandoned(lock);
   }
   NORIA_CHECK(running_, Error, "offloading of this model has ended while this thread waited for room");
 }
@@ -449,10 +540,7 @@ bool Engine::take_from_parked() {
 }
 
 void Engine::open_again(std::unique_lock<std::mutex>& lock, c10::Stream stream) {
-  for (Use const& use : t_uses) {
-    if (use.engine != id_) {
-      continue;
-    }
+  for (Use const& use : my_uses()) {
     for (plan::GroupIndex group : groups_of(use)) {
       await_read(lock, group);
       if (async_) {
@@ -472,7 +560,7 @@ bool Engine::refuse(Page& page, std::string const& why) noexcept {
   }
   std::uint32_t const here = refusals_here([&](Refusal const& refusal) { return refusal.page == &page; });
   if (page.refusals()++ == here) {  // else another thread may be reading the text
-    page.close("could not be brought to the device: " + why);
+    page.refuse("could not be brought to the device: " + why);
   }
   ++groups_[page.group()].refused;
   t_refusals.push_back({.engine = id_, .page = &page});
@@ -499,7 +587,13 @@ bool Engine::refused_elsewhere(std::span<plan::GroupIndex const> wanted) const {
 
 bool Engine::may_be_awaited() const {
   // The backward of a device runs on a thread of its own, and the one that asked for it waits, with its uses open.
-  return !options_.device.is_cpu() && OperatorNet::in_backward();
+  if (options_.device.is_cpu() || !OperatorNet::in_backward()) {
+    return false;
+  }
+  return std::ranges::any_of(present_, [this](std::shared_ptr<UseStack> const& other) {
+    bool const asks = interpreter().awaits_backward != nullptr;
+    return other != stack() && !other->waits && (!asks || interpreter().awaits_backward(other->thread));
+  });
 }
 
 Bytes Engine::largest_gap() const {
@@ -552,7 +646,7 @@ void Engine::throw_no_room(plan::GroupIndex group) const {
     needed += state.uses > 0 ? state.bytes : 0;
     largest = std::max(largest, state.bytes);
   }
-  bool const fixed = std::ranges::any_of(t_uses, [&](Use const& use) { return use.engine == id_ && !is_modules(use); });
+  bool const fixed = std::ranges::any_of(my_uses(), [](Use const& use) { return !is_modules(use); });
   if (fixed) {
     needed = held + pieces * largest;  // then one of the gaps around what may not move has room for any group
   }
@@ -577,9 +671,8 @@ bool Engine::compact(std::span<plan::GroupIndex const> wanted) {
       continue;
     }
     auto movable = static_cast<std::uint32_t>(std::ranges::count(wanted, g)) + groups_[g].parked;
-    for (Use const& use : t_uses) {
-      bool const here = use.engine == id_ && is_modules(use);
-      movable += here ? static_cast<std::uint32_t>(std::ranges::count(groups_of(use), g)) : 0;
+    for (Use const& use : my_uses()) {
+      movable += is_modules(use) ? static_cast<std::uint32_t>(std::ranges::count(groups_of(use), g)) : 0;
     }
     if (movable != groups_[g].uses) {
       return false;  // its address may be known: another thread reads it, or an operator or a scope is under way

@@ -399,3 +399,26 @@ def test_an_old_checkpoint_of_transformers_is_read_under_its_old_names(device: t
     assert_same_bits(loaded(tokens).last_hidden_state, expected)
     norms = [group for group in handle.status().groups if group["name"].endswith("LayerNorm")]
     assert norms != [] and {group["tier"] for group in norms} == {"disk"}
+
+
+def test_a_checkpoint_of_another_model_is_refused(device: torch.device, tmp_path: Path) -> None:
+    safetensors.torch.save_file({"layers.0.kernel": torch.ones(3)}, tmp_path / "other.safetensors")
+    model = chain()
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(noria.IntegrityError, match=r"none of the model's tensors: it has layers\.0\.kernel"):
+        noria.load(model, tmp_path / "other.safetensors", device, budget="1MiB")
+    for name, tensor in model.state_dict().items():
+        assert_same_bits(tensor, expected[name], name)
+
+
+def test_a_device_that_is_not_known_is_a_value_error(fresh_python) -> None:
+    script = """
+    import noria
+    from torch import nn
+    for device in ("gpu", "sim", "sim:0"):
+        try:
+            noria.offload(nn.Linear(2, 2), device, budget="1MiB")
+        except ValueError as error:
+            print(device in str(error), "noria.sim.enable()" in str(error))
+    """
+    assert fresh_python(script).splitlines() == ["True False", "True True", "True True"]

@@ -89,6 +89,42 @@ def test_what_an_interrupt_left_behind_is_in_nobodys_way(pair: Pair, then: str) 
     pair.check_state()
 
 
+@pytest.mark.parametrize("alive", [False, True], ids=["ended", "idle"])
+@pytest.mark.parametrize("then", ["a call", "resident", "resize"])
+def test_what_an_interrupt_left_on_another_thread_is_in_nobodys_way(pair: Pair, then: str, alive: bool) -> None:
+    """The thread has ended, or does other work for ever: nobody waits for it, and it may come back."""
+    smallest = pair.smallest_budget(granularity="leaf")
+    handle = noria.offload(pair.offloaded, pair.device, budget=2 * smallest, granularity="leaf")
+    interrupted, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with RaisesOnce(pair.offloaded.blocks[1], KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            call(pair.offloaded, pair.device, 0)
+        interrupted.set()
+        if alive:
+            go_on.wait()
+            assert_same_bits(call(pair.offloaded, pair.device, 3), call(pair.resident, pair.device, 3))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    interrupted.wait()
+    if not alive:
+        thread.join()
+    if then == "a call":
+        handle.resize(smallest)
+    elif then == "resident":
+        with handle.resident(pair.offloaded.norm):
+            pair.check(passes=1)
+    else:
+        handle.resize(smallest)
+        pair.check(passes=1)
+        assert handle.status().device_bytes <= smallest
+    pair.check()
+    go_on.set()
+    thread.join()
+    pair.check()
+
+
 def test_resident_takes_modules_of_its_own_model_only(pair: Pair) -> None:
     handle = smallest(pair)
     other = build()
@@ -118,6 +154,28 @@ def test_torch_func_sees_the_weights_and_changes_nothing(device: torch.device) -
             assert_same_bits(actual[name], tensor, name)
         assert_same_bits(model(x), resident(x))
     assert handle.status().passes > 0
+
+
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vmap"])
+def test_a_change_is_taken_up_outside_transforms_only(device: torch.device, transform: str) -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[0].to(device)
+    noria.offload(models[1], device, budget=1024, granularity="leaf")
+    x = Inputs(device, 1).tensor(3, 8)
+    results = []
+    for model in models:
+        torch.manual_seed(1)
+        model[0] = nn.Linear(8, 8).to(device)
+        if transform == "jvp":
+            results.append(torch.func.jvp(model, (x,), (x,)))
+        elif transform == "grad":
+            results.append(torch.func.grad(lambda y, model=model: model(y).sum())(x))
+        else:
+            results.append(torch.vmap(model)(x))
+        results.append(model(x))
+    assert_same_bits(results[2:], results[:2])
 
 
 def test_a_resident_context_may_end_on_another_thread(pair: Pair) -> None:
