@@ -134,9 +134,10 @@ class FileHomes:
                     "model without memory_format, or offload it from memory"
                 )
         if self.authoritative and not used and not missing and self._names:
+            there = ", ".join(list(self._tensors)[:3])
+            wanted = ", ".join(slots[0].name for slots in list(self._names.values())[:3])
             raise IntegrityError(
-                f"the checkpoint holds none of the model's tensors: it has {', '.join(list(self._tensors)[:3])}, ..., and "
-                f"the model {', '.join(slots[0].name for slots in list(self._names.values())[:3])}, ..."
+                f"the checkpoint holds none of the model's tensors: it has {there}, ..., and the model {wanted}, ..."
             )
         if missing:
             shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")

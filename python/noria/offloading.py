@@ -547,12 +547,15 @@ def with_index(device: torch.device | str | int) -> torch.device:
     """
     from noria.device import TorchDeviceBackend
 
+    return TorchDeviceBackend(_known(device)).device
+
+
+def _known(device: torch.device | str | int) -> torch.device | int:
     try:
-        known = torch.device(device) if isinstance(device, str) else device
+        return torch.device(device) if isinstance(device, str) else device
     except RuntimeError as error:
-        hint = ": call noria.sim.enable() first" if device == "sim" or str(device).startswith("sim:") else ""
+        hint = ": call noria.sim.enable() first" if str(device).split(":")[0] == "sim" else ""
         raise ValueError(f"{device!r} is no device that PyTorch knows here{hint}") from error
-    return TorchDeviceBackend(known).device
 
 
 def settings_for(
@@ -580,7 +583,7 @@ def settings_for(
         raise TypeError(f"disk must be a folder or 'checkpoint', and is a {type(disk).__name__}")
     if disk is not None and not str(disk):
         raise ValueError("disk must be a folder or 'checkpoint', and is empty; name the current folder '.'")
-    if torch.device(device).type == "meta" if isinstance(device, (str, torch.device)) else False:
+    if getattr(_known(device), "type", "") == "meta":
         raise ValueError("the meta device has no memory; offload to the device that shall compute")
     if disk == "mapped" and with_index(device).type != "cpu":
         raise ValueError("disk='mapped' is for the cpu device; for others disk='checkpoint' reads the same files")
