@@ -547,15 +547,7 @@ def with_index(device: torch.device | str | int) -> torch.device:
     """
     from noria.device import TorchDeviceBackend
 
-    return TorchDeviceBackend(_known(device)).device
-
-
-def _known(device: torch.device | str | int) -> torch.device | int:
-    try:
-        return torch.device(device) if isinstance(device, str) else device
-    except RuntimeError as error:
-        hint = ": call noria.sim.enable() first" if str(device).split(":")[0] == "sim" else ""
-        raise ValueError(f"{device!r} is no device that PyTorch knows here{hint}") from error
+    return TorchDeviceBackend(device).device
 
 
 def settings_for(
@@ -583,12 +575,13 @@ def settings_for(
         raise TypeError(f"disk must be a folder or 'checkpoint', and is a {type(disk).__name__}")
     if disk is not None and not str(disk):
         raise ValueError("disk must be a folder or 'checkpoint', and is empty; name the current folder '.'")
-    if getattr(_known(device), "type", "") == "meta":
+    onload_device = with_index(device)
+    if onload_device.type == "meta":
         raise ValueError("the meta device has no memory; offload to the device that shall compute")
-    if disk == "mapped" and with_index(device).type != "cpu":
+    if disk == "mapped" and onload_device.type != "cpu":
         raise ValueError("disk='mapped' is for the cpu device; for others disk='checkpoint' reads the same files")
     return Settings(
-        device=with_index(device),
+        device=onload_device,
         disk=None if disk is None else str(disk),
         budget=budget,
         granularity=_GRANULARITIES[granularity],

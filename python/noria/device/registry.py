@@ -91,7 +91,8 @@ def parse_device(device: Any) -> torch.device:
         raise TypeError(f"a device is a str, an int or a torch.device, not {device!r}") from error
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"no device is called {device!r} ({reason}). Usable: {', '.join(usable())}") from error
+        hint = ", and sim after noria.sim.enable()" if str(device).split(":")[0] == "sim" else ""
+        raise ValueError(f"no device is called {device!r} ({reason}). Usable: {', '.join(usable())}{hint}") from error
 
 
 def usable() -> list[str]:
