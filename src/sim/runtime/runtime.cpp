@@ -2,12 +2,12 @@
 #include "sim/runtime/runtime.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
 #include <utility>
 
+#include "core/fork.h"
 #include "sim/runtime/world.h"
 
 namespace noria::sim {
@@ -31,11 +31,17 @@ std::atomic<std::uint64_t> last_event{0};
 std::atomic<Runtime*> process_runtime{nullptr};
 
 // In a forked child the lock may be held by a thread that is not there, and the clocks are the parent's.
-std::atomic<bool> forked_child{false};
+constexpr std::uint64_t kNotConfigured = ~std::uint64_t{0};
+std::atomic<std::uint64_t> forks_when_configured{kNotConfigured};
+
+bool is_forked_child() noexcept {
+  std::uint64_t const then = forks_when_configured.load(std::memory_order_relaxed);
+  return then != kNotConfigured && then != forks();
+}
 
 void refuse_forked_child() {
   NORIA_CHECK(
-      !forked_child.load(std::memory_order_relaxed), Error,
+      !is_forked_child(), Error,
       "the simulated accelerator belongs to the process that enabled it, and this is a forked child of that one: "
       "start child processes with multiprocessing's 'spawn', or use cpu tensors in them");
 }
@@ -61,7 +67,7 @@ Runtime::Runtime(Config config) : state_(std::make_unique<State>(std::move(confi
 Runtime::~Runtime() = default;
 
 Runtime* Runtime::process_if_configured() noexcept {
-  return forked_child.load(std::memory_order_relaxed) ? nullptr : process_runtime.load(std::memory_order_acquire);
+  return is_forked_child() ? nullptr : process_runtime.load(std::memory_order_acquire);
 }
 
 Runtime& Runtime::process() {
@@ -82,7 +88,7 @@ Runtime& Runtime::configure_process(Config config) {
   // Leaked: tensors that outlive everything give their memory back at exit.
   auto* const runtime = new Runtime(std::move(config));
   process_runtime.store(runtime, std::memory_order_release);
-  ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true, std::memory_order_relaxed); });
+  forks_when_configured.store(forks(), std::memory_order_relaxed);
   return *runtime;
 }
 
